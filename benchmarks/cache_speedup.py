@@ -47,17 +47,17 @@ LISTED = 131_072
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--images", type=int, default=256)
-    options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--rows", type=int, default=200_000, help="that a turn takes from the cache")
-    asked = options.parse_args()
-    folder = asked.data / "imagenet_val_dev2000"
-    found = dubito.open_images(folder / "images256.zip", folder / "labels.csv")
-    photos = Subset(found, range(min(asked.images, len(found))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=200_000, help="that a turn takes from the cache")
+    args = parser.parse_args()
+    folder = args.data / "imagenet_val_dev2000"
+    images = dubito.open_images(folder / "images256.zip", folder / "labels.csv")
+    photos = Subset(images, range(min(args.images, len(images))))
     with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(measure(photos, Path(place) / "cache", asked.turns, asked.rows)))
+        print(json.dumps(measure(photos, Path(place) / "cache", args.turns, args.rows)))
 
 
 def measure(photos: Images, cache: Path, turns: int, rows: int) -> dict[str, float | int]:

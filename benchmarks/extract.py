@@ -38,13 +38,13 @@ BATCH = 16
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, help="folder of photographs or of a zip with them")
-    options.add_argument("--images", type=int, default=384)
-    options.add_argument("--repeats", type=int, default=3)
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of photographs or of a zip with them")
+    parser.add_argument("--images", type=int, default=384)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        result = measure(Path(place), asked.data, asked.images, asked.repeats)
+        result = measure(Path(place), args.data, args.images, args.repeats)
     print(json.dumps(result))
 
 
@@ -115,10 +115,10 @@ def jpeg_folder(place: Path, data: Path | None, count: int) -> Images:
     place.mkdir()
     for index, image in zip(range(count), pictures(data), strict=False):
         image.save(place / f"{index:05d}.jpg", quality=90)
-    found = dubito.open_images(place)
-    if len(found) < count:
-        raise SystemExit(f"{count} photographs are needed, {len(found)} were found in {data}")
-    return found
+    images = dubito.open_images(place)
+    if len(images) < count:
+        raise SystemExit(f"{count} photographs are needed, {len(images)} were found in {data}")
+    return images
 
 
 def pictures(data: Path | None) -> Iterator:
@@ -128,9 +128,9 @@ def pictures(data: Path | None) -> Iterator:
         while True:
             yield from packaged
     source = next(iter(sorted(data.rglob("*imagenet*/*.zip")) or sorted(data.glob("*.zip"))), data)
-    found = dubito.open_images(source)
-    for index in range(len(found)):
-        yield Subset(found, [index]).read(0)
+    images = dubito.open_images(source)
+    for index in range(len(images)):
+        yield Subset(images, [index]).read(0)
 
 
 if __name__ == "__main__":

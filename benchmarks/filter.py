@@ -37,18 +37,18 @@ LONGER = 8
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--draws", type=int, default=2**18)
-    options.add_argument("--batch", type=int, default=2048)
-    options.add_argument("--turns", type=int, default=5)
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2**18)
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
     module = network()
-    turn(module, asked.draws // 8, asked.batch)
-    turns = [turn(module, asked.draws, asked.batch) for _ in track(range(asked.turns), description="filter")]
-    lengths = (asked.draws // LONGER, asked.draws)
-    memory = {n: in_new_process(n, asked.batch) for n in track(lengths, description="memory")}
+    turn(module, args.draws // 8, args.batch)
+    turns = [turn(module, args.draws, args.batch) for _ in track(range(args.turns), description="filter")]
+    lengths = (args.draws // LONGER, args.draws)
+    memory = {n: in_new_process(n, args.batch) for n in track(lengths, description="memory")}
     ratios = [bare / filtered for filtered, bare in turns]
-    rate, bare_rate = (asked.draws / statistics.median(side) for side in zip(*turns, strict=True))
+    rate, bare_rate = (args.draws / statistics.median(side) for side in zip(*turns, strict=True))
     print(
         json.dumps(
             {
@@ -58,9 +58,9 @@ def main() -> None:
                 "bare_inputs_per_second": round(bare_rate),
                 "minutes_for_paper": round(PAPER_DRAWS / rate / 60, 1),
                 "memory_mb": {str(n): round(value / 1e6, 1) for n, value in memory.items()},
-                "draws": asked.draws,
-                "batch": asked.batch,
-                "turns": asked.turns,
+                "draws": args.draws,
+                "batch": args.batch,
+                "turns": args.turns,
                 "threads": torch.get_num_threads(),
                 "cores": os.cpu_count() or 1,
             }

@@ -44,23 +44,23 @@ SAMPLE = 20
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--batch", type=int, default=16)
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = options.parse_args()
-    torch.set_num_threads(asked.threads)
-    found = costs("lite0", asked.batch, asked.turns)
-    found |= against_loop("lite0", found["probe_ms"], asked.turns)
-    found["memory"] = memory("lite0", asked.batch, asked.threads)
-    print(json.dumps(found))
-    small = costs("resnet20", 8 * asked.batch, asked.turns)
-    small = {"passes": small["passes"], "memory": memory("resnet20", 8 * asked.batch, asked.threads)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    result = costs("lite0", args.batch, args.turns)
+    result |= against_loop("lite0", result["probe_ms"], args.turns)
+    result["memory"] = memory("lite0", args.batch, args.threads)
+    print(json.dumps(result))
+    small = costs("resnet20", 8 * args.batch, args.turns)
+    small = {"passes": small["passes"], "memory": memory("resnet20", 8 * args.batch, args.threads)}
     print(json.dumps(small))
-    close = agreement(asked.data)
-    told = {"batch": asked.batch, "turns": asked.turns, "threads": asked.threads, "cores": os.cpu_count() or 1}
-    print(json.dumps({"ratio": found["passes"], **found, **close, "resnet20": small, **told}))
+    close = agreement(args.data)
+    settings = {"batch": args.batch, "turns": args.turns, "threads": args.threads, "cores": os.cpu_count() or 1}
+    print(json.dumps({"ratio": result["passes"], **result, **close, "resnet20": small, **settings}))
 
 
 def build(name: str) -> tuple[WrappedClassifier, dubito.probes.Gradient, tuple[int, ...]]:
@@ -154,12 +154,12 @@ def agreement(data: Path) -> dict[str, float]:
     x = model.transform.finish(torch.stack([model.transform.prepare(photos.read(row)) for row in range(len(photos))]))
     exact = torch.tensor(list(kept.values()), dtype=torch.float64)
     probe = dubito.probes.Gradient()
-    found = torch.cat([probe.run(model, part, None)["gradient"] for part in x.split(8)]).double()
+    result = torch.cat([probe.run(model, part, None)["gradient"] for part in x.split(8)]).double()
     weight = torch.exp(4 * (torch.arange(exact.shape[1], dtype=torch.float64) + 1) / exact.shape[1])
     return {
-        "spearman": round(spearman(found.sum(1), exact.sum(1)), 4),
-        "spearman_by_depth": round(spearman(found @ weight, exact @ weight), 4),
-        "relative_error": round(float(((found.sum(1) - exact.sum(1)).abs() / exact.sum(1)).median()), 4),
+        "spearman": round(spearman(result.sum(1), exact.sum(1)), 4),
+        "spearman_by_depth": round(spearman(result @ weight, exact @ weight), 4),
+        "relative_error": round(float(((result.sum(1) - exact.sum(1)).abs() / exact.sum(1)).median()), 4),
         "photographs": len(photos),
     }
 

@@ -47,16 +47,16 @@ BARE_SHARE = 0.4
 
 def main() -> None:
     """Make the cache, measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rows", type=int, default=1_000_000)
-    options.add_argument("--features", type=int, default=768)
-    options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--folder", type=Path, help="keep the cache here, or use the one that is here")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--features", type=int, default=768)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="keep the cache here, or use the one that is here")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = asked.folder or Path(place) / "cache"
-        built = seconds_of(lambda: made(folder, asked.rows, asked.features))
-        turns = [in_new_process(folder) for _ in track(range(asked.turns), description="train")]
+        folder = args.folder or Path(place) / "cache"
+        built = seconds_of(lambda: made(folder, args.rows, args.features))
+        turns = [in_new_process(folder) for _ in track(range(args.turns), description="train")]
         size = sum(file.stat().st_size for file in folder.iterdir())
     print(json.dumps(summary(turns) | {"build_seconds": round(built, 1), "cache_gb": round(size / 1e9, 3)}))
 

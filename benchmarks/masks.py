@@ -56,13 +56,13 @@ def main() -> None:
     model, training = seconds(lambda: trained(mlp(options.width), x, y, options.epochs, halved=halved))
     print(f"training: {training:.1f} s", flush=True)
     with precision(halved=halved):
-        found, extraction = seconds(lambda: extract_members(model, x, y, members=options.members))
+        actual, extraction = seconds(lambda: extract_members(model, x, y, members=options.members))
     print(f"extraction: {extraction:.1f} s", flush=True)
     result = {
         "ratio": round(extraction / training, 3),
         "training_seconds": round(training, 1),
         "extraction_seconds": round(extraction, 1),
-        **quality(model, found, *test),
+        **quality(model, actual, *test),
     }
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     settings["data"] = "MNIST" if options.data else "synthetic"
@@ -70,13 +70,13 @@ def main() -> None:
 
 
 @torch.no_grad()
-def quality(model: nn.Module, found: ImplicitEnsemble, x: Tensor, y: Tensor) -> dict[str, Any]:
+def quality(model: nn.Module, result: ImplicitEnsemble, x: Tensor, y: Tensor) -> dict[str, Any]:
     """What was learned, on images that neither has seen."""
-    members = list(found)
-    said, whole = seconds(lambda: logits_of(model, x))
+    members = list(result)
+    output, whole = seconds(lambda: logits_of(model, x))
     logits, all_members = seconds(lambda: torch.stack([logits_of(member, x) for member in members]))
     probs = logits.softmax(-1)
-    right = [float((z.argmax(1) == y).double().mean()) for z in (said, *logits, probs.mean(0))]
+    right = [float((z.argmax(1) == y).double().mean()) for z in (output, *logits, probs.mean(0))]
     return {
         "accuracy": {
             "model": right[0],
@@ -85,8 +85,8 @@ def quality(model: nn.Module, found: ImplicitEnsemble, x: Tensor, y: Tensor) -> 
             "ensemble": right[-1],
         },
         "mean_mi": round(float(decompose(probs).epistemic.mean()), 5),
-        "diversity": round(found.diversity, 3),
-        "kept": {name: round(share, 3) for name, share in found.kept().items()},
+        "diversity": round(result.diversity, 3),
+        "kept": {name: round(share, 3) for name, share in result.kept().items()},
         "dense_ratio": round(all_members / len(members) / whole, 3),
     }
 

@@ -60,7 +60,7 @@ def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
     for run in range(1, repeats + 1):
         ours.append(shown(lambda: nearest(z).numpy(), f"dubito, run {run}", progress))
         theirs.append(shown(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {run}", progress))
-    (found, _), (reference, _) = ours[0], theirs[0]
+    (result, _), (reference, _) = ours[0], theirs[0]
     seconds, faiss_seconds = min(run[1] for run in ours), min(run[1] for run in theirs)
     return {
         "rows": n,
@@ -69,9 +69,9 @@ def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "faiss_seconds": round(faiss_seconds, 3),
         "ratio": round(seconds / faiss_seconds, 3),
-        "recall": float((label[found] == label).mean()),
+        "recall": float((label[result] == label).mean()),
         "faiss_recall": float((label[reference] == label).mean()),
-        "same_neighbour": float((found == reference).mean()),
+        "same_neighbour": float((result == reference).mean()),
     }
 
 
@@ -107,9 +107,9 @@ def clustered(n: int, d: int) -> tuple[Tensor, np.ndarray]:
     return z, label.numpy()
 
 
-def without_self(found: np.ndarray) -> np.ndarray:
+def without_self(result: np.ndarray) -> np.ndarray:
     """The first of faiss's two neighbours that is not the row itself."""
-    return np.where(found[:, 0] == np.arange(len(found)), found[:, 1], found[:, 0])
+    return np.where(result[:, 0] == np.arange(len(result)), result[:, 1], result[:, 0])
 
 
 def shown(run: Callable[[], np.ndarray], what: str, progress: Progress) -> tuple[np.ndarray, float]:

@@ -95,7 +95,7 @@ def one_round(x: np.ndarray, u: np.ndarray, q: np.ndarray, k: int, repeats: int)
     unit, clear = q / np.linalg.norm(q, axis=1, keepdims=True), np.zeros(len(q))
     times: dict[str, list[float]] = {"ours": [], "faiss": [], "ours_single": [], "faiss_single": []}
     for _ in range(repeats):
-        found, seconds = timed(lambda: index.search(q, clear, k=k))
+        result, seconds = timed(lambda: index.search(q, clear, k=k))
         times["ours"].append(seconds)
         (_, rows), seconds = timed(lambda: bare.search(unit, k))
         times["faiss"].append(seconds)
@@ -106,7 +106,7 @@ def one_round(x: np.ndarray, u: np.ndarray, q: np.ndarray, k: int, repeats: int)
     return best | {
         "ratio": best["faiss"] / best["ours"],
         "ratio_single": best["faiss_single"] / best["ours_single"],
-        "same": float(np.mean(found.ids == names[rows])),
+        "same": float(np.mean(result.ids == names[rows])),
     }
 
 
@@ -140,8 +140,8 @@ def loaded(d: int, place: Path) -> dict[str, Any]:
     q, _ = drawn(1, 64, d)
     index.search(q[:1], [0.0], k=10)  # the file is read once
     search_seconds = seconds_of(lambda: index.search(q, np.zeros(64), k=10))
-    found = index.search(drawn(0, 5, d)[0], np.zeros(5), k=1)
-    own = float(np.mean((found.similarities[:, 0] > 0.999) | ~np.isin([str(row) for row in range(5)], found.ids)))
+    result = index.search(drawn(0, 5, d)[0], np.zeros(5), k=1)
+    own = float(np.mean((result.similarities[:, 0] > 0.999) | ~np.isin([str(row) for row in range(5)], result.ids)))
     remove_seconds = seconds_of(lambda: (index.remove([str(row) for row in range(1000)]), index.kept))
     return {
         "open_seconds": round(open_seconds, 2),

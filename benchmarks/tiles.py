@@ -55,27 +55,27 @@ PASSES = 3
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--batch", type=int, default=16)
-    options.add_argument("--turns", type=int, default=7)
-    options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    asked = options.parse_args()
-    torch.set_num_threads(asked.threads)
-    found = {}
-    for name in track(asked.models, description="tiles"):
-        found[name] = costs(name, asked.batch, asked.turns) | memory(name, asked.batch, asked.threads)
-        print(name, json.dumps(found[name]))
-    first = found[PAPER if PAPER in found else asked.models[0]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    result = {}
+    for name in track(args.models, description="tiles"):
+        result[name] = costs(name, args.batch, args.turns) | memory(name, args.batch, args.threads)
+        print(name, json.dumps(result[name]))
+    first = result[PAPER if PAPER in result else args.models[0]]
     print(
         json.dumps(
             {
                 "ratio": first["ratio"],
                 "memory_ratio": first["memory_ratio"],
-                "models": found,
-                "batch": asked.batch,
-                "turns": asked.turns,
-                "threads": asked.threads,
+                "models": result,
+                "batch": args.batch,
+                "turns": args.turns,
+                "threads": args.threads,
                 "cores": os.cpu_count() or 1,
             }
         )

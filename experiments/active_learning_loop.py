@@ -41,30 +41,30 @@ DRAWN = ("random", "top", "bald", "batch_bald", "power", "core_set")
 
 def main() -> None:
     """Features, loops, differences."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted features of CIFAR-10 here")
-    options.add_argument("--limit", type=int, help="at most N images in each pool and each test set")
-    options.add_argument("--only", choices=("mnist", "cifar10"))
-    options.add_argument("--figure", type=Path, help="draw the curves here (needs matplotlib)")
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    found: dict = {"start": START, "count": COUNT, "rounds": ROUNDS, "seeds": len(SEEDS), "sets": {}}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted features of CIFAR-10 here")
+    parser.add_argument("--limit", type=int, help="at most N images in each pool and each test set")
+    parser.add_argument("--only", choices=("mnist", "cifar10"))
+    parser.add_argument("--figure", type=Path, help="draw the curves here (needs matplotlib)")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    result: dict = {"start": START, "count": COUNT, "rounds": ROUNDS, "seeds": len(SEEDS), "sets": {}}
     with tempfile.TemporaryDirectory() as place:
         sets = {
-            "mnist": lambda: mnist(asked.data / "MNIST" / "raw", asked.limit),
-            "cifar10": lambda: cifar10(asked.data / "cifar10.npz", asked.cache or Path(place), asked.limit),
+            "mnist": lambda: mnist(args.data / "MNIST" / "raw", args.limit),
+            "cifar10": lambda: cifar10(args.data / "cifar10.npz", args.cache or Path(place), args.limit),
         }
         for name, opened in sets.items():
-            if asked.only in (None, name):
-                found["sets"][name] = studied(name, *opened())
-    if asked.write:
+            if args.only in (None, name):
+                result["sets"][name] = studied(name, *opened())
+    if args.write:
         target = Path(__file__).parent / "expected" / "active_learning_loop.json"
         earlier = json.loads(target.read_text())["sets"] if target.exists() else {}
-        write_expected(target, "--data DIR", found | {"sets": earlier | found["sets"]})
-    if asked.figure:
-        draw(asked.figure, found["sets"])
-    print(json.dumps(found))
+        write_expected(target, "--data DIR", result | {"sets": earlier | result["sets"]})
+    if args.figure:
+        draw(args.figure, result["sets"])
+    print(json.dumps(result))
 
 
 def draw(to: Path, sets: dict[str, dict]) -> None:
@@ -154,15 +154,15 @@ def idx(path: Path) -> np.ndarray:
 def cifar10(file: Path, cache: Path, limit: int | None) -> tuple[dubito.Table, dubito.Table]:
     """Features of a network that has never seen CIFAR-10."""
     model = dubito.load("pypi:efficientnet_lite0")
-    found = []
+    result = []
     with np.load(file) as arrays:
         for part, most in (("train", 4_000), ("test", 2_000)):
             images, labels = (arrays[f"{part}_{kind}"][: limit or most] for kind in ("images", "labels"))
             table = dubito.extract(
                 model, dubito.open_images(images), cache / f"cifar10_{part}_{len(images)}", batch_size=32
             )
-            found.append(dubito.Table(feature=table.feature, label=labels.astype(np.int64), name=f"CIFAR-10 {part}"))
-    return found[0], found[1]
+            result.append(dubito.Table(feature=table.feature, label=labels.astype(np.int64), name=f"CIFAR-10 {part}"))
+    return result[0], result[1]
 
 
 if __name__ == "__main__":

@@ -45,19 +45,19 @@ RECIPE = {"rows": 100_000, "batch": 256}
 
 def main() -> None:
     """Extract, learn, compare."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    counts = np.load(asked.data / "cifar10h" / "cifar10h-counts-first5000.npy").astype(np.float64)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    counts = np.load(args.data / "cifar10h" / "cifar10h-counts-first5000.npy").astype(np.float64)
     with tempfile.TemporaryDirectory() as place:
-        tables = [extracted(depth, asked.data, asked.more_data, asked.cache or Path(place)) for depth in DEPTHS]
-        found = studied(tables, counts)
-    if asked.write:
-        write_expected(EXPECTED, "--data DIR --more-data DIR", found)
-    print(json.dumps(found))
+        tables = [extracted(depth, args.data, args.more_data, args.cache or Path(place)) for depth in DEPTHS]
+        result = studied(tables, counts)
+    if args.write:
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
+    print(json.dumps(result))
 
 
 def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
         .score(voted_table),
         "members": dubito.scores.ExpectedEntropy().score(both),
     }
-    found = human_ambiguity(scores, voted_table, ambiguous=people > AMBIGUOUS, degree=people)
-    print(found)
+    result = human_ambiguity(scores, voted_table, ambiguous=people > AMBIGUOUS, degree=people)
+    print(result)
     several = int((people > AMBIGUOUS).sum())
     ordered = scores | {
         "entropy": dubito.Entropy().score(voted_table),
@@ -84,8 +84,8 @@ def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
         "images": VOTED,
         "ambiguous_to_people": several,
         "mean_entropy_of_votes": round(float(people.mean()), 4),
-        "auroc": {name: rounded(value._asdict()) for name, value in found.auroc.items()},
-        "spearman": {name: rounded(value._asdict()) for name, value in found.spearman.items()},
+        "auroc": {name: rounded(value._asdict()) for name, value in result.auroc.items()},
+        "spearman": {name: rounded(value._asdict()) for name, value in result.spearman.items()},
         "entropy_of_votes_on_flagged": {
             name: round(float(people[u.argsort(descending=True)[:several]].mean()), 4) for name, u in ordered.items()
         },

@@ -58,37 +58,35 @@ RIGHT = ("yes", "quiet", "nothing wrong")
 
 def main() -> None:
     """Plant, audit, compare."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path)
-    options.add_argument("--limit", type=int, default=500)
-    options.add_argument("--only", nargs="+", choices=[*PLANTED, CIFAR], metavar="NAME", help=", ".join(PLANTED))
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    found = study(asked)
-    if asked.write:
-        more = "" if asked.more_data is None else " --more-data DIR"
-        write_expected(EXPECTED, f"--data DIR{more} --limit {asked.limit}", found)
-    print(json.dumps(found))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path)
+    parser.add_argument("--limit", type=int, default=500)
+    parser.add_argument("--only", nargs="+", choices=[*PLANTED, CIFAR], metavar="NAME", help=", ".join(PLANTED))
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    result = study(args)
+    if args.write:
+        more = "" if args.more_data is None else " --more-data DIR"
+        write_expected(EXPECTED, f"--data DIR{more} --limit {args.limit}", result)
+    print(json.dumps(result))
 
 
-def study(asked: argparse.Namespace) -> dict:
+def study(args: argparse.Namespace) -> dict:
     """Every set-up in turn."""
-    asked_for = asked.only or [*PLANTED, CIFAR]
-    rows = photographs(
-        asked.data / "imagenet_val_dev2000", [name for name in PLANTED if name in asked_for], asked.limit
-    )
+    asked_for = args.only or [*PLANTED, CIFAR]
+    rows = photographs(args.data / "imagenet_val_dev2000", [name for name in PLANTED if name in asked_for], args.limit)
     if CIFAR in asked_for:
-        if asked.more_data is None:
+        if args.more_data is None:
             print(f"{CIFAR}: left out, as --more-data is not given")
         else:
-            rows.append(cifar(asked.data / "cifar10_resnets", asked.more_data / "cifar10.npz", asked.limit))
+            rows.append(cifar(args.data / "cifar10_resnets", args.more_data / "cifar10.npz", args.limit))
     table = Table("planted", "found", "what was seen", "seconds")
     for entry in rows:
         table.add_row(entry["planted"], entry["verdict"], "\n".join(entry["what"]), f"{entry['seconds']:.0f}")
     Console(width=160).print(table)
     right = sum(entry["verdict"] in RIGHT for entry in rows)
-    return {"limit": asked.limit, "right": right, "set_ups": len(rows), "rows": rows}
+    return {"limit": args.limit, "right": right, "set_ups": len(rows), "rows": rows}
 
 
 def photographs(photos: Path, names: list[str], limit: int) -> list[dict]:
@@ -126,11 +124,11 @@ def cifar(weights: Path, pixels: Path, limit: int) -> dict:
     return row(CIFAR, None, result, time.perf_counter() - start)
 
 
-def row(name: str, expected: str | None, found: Audit, seconds: float) -> dict:
+def row(name: str, expected: str | None, result: Audit, seconds: float) -> dict:
     """Whether the planted fault was found, and what else was said."""
-    checks = [finding.check for finding in found.issues]
+    checks = [finding.check for finding in result.issues]
     if expected is None:
-        verdict = "quiet" if not checks else "nothing wrong" if found.ok else "false alarm"
+        verdict = "quiet" if not checks else "nothing wrong" if result.ok else "false alarm"
     elif expected not in checks:
         verdict = "missed"
     else:
@@ -138,10 +136,10 @@ def row(name: str, expected: str | None, found: Audit, seconds: float) -> dict:
     return {
         "planted": name,
         "verdict": verdict,
-        "findings": [[finding.severity, finding.check] for finding in found.issues],
-        "what": [finding.what for finding in found.issues],
-        "ok": found.ok,
-        "accuracy": found.figures.get("accuracy"),
+        "findings": [[finding.severity, finding.check] for finding in result.issues],
+        "what": [finding.what for finding in result.issues],
+        "ok": result.ok,
+        "accuracy": result.figures.get("accuracy"),
         "seconds": round(seconds, 1),
     }
 

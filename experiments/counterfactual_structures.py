@@ -43,31 +43,31 @@ MEASURES = {
 
 def main() -> None:
     """Every structure and seed, a table, the claim, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--epochs", type=int, default=2)
-    options.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    options.add_argument("--limit", type=int, help="training images of the three classes; by default all 18,623")
-    options.add_argument("--scale", type=float, default=1.0, help="of frozen weights and biases")
-    options.add_argument("--only", nargs="+", choices=[FREE, *STRUCTURES], default=[FREE, *STRUCTURES], metavar="NAME")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    train, test = (chosen(read(asked.more_data, "MNIST", train=half)) for half in (True, False))
-    train = (train[0][: asked.limit], train[1][: asked.limit])
-    ood = balanced(read(asked.more_data, "Fashion-MNIST", train=False)[0], len(test[0]))
-    found: dict[str, Any] = {}
-    for name in asked.only:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--limit", type=int, help="training images of the three classes; by default all 18,623")
+    parser.add_argument("--scale", type=float, default=1.0, help="of frozen weights and biases")
+    parser.add_argument("--only", nargs="+", choices=[FREE, *STRUCTURES], default=[FREE, *STRUCTURES], metavar="NAME")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    train, test = (chosen(read(args.more_data, "MNIST", train=half)) for half in (True, False))
+    train = (train[0][: args.limit], train[1][: args.limit])
+    ood = balanced(read(args.more_data, "Fashion-MNIST", train=False)[0], len(test[0]))
+    actual: dict[str, Any] = {}
+    for name in args.only:
         runs = []
-        for seed in asked.seeds:
-            module = frozen_in(name, lenet(WIDTH, CLASSES, seed=seed), asked.scale, seed)
-            module = trained(module, train, asked.epochs, seed=seed, title=f"{name}, seed {seed}")
+        for seed in args.seeds:
+            module = frozen_in(name, lenet(WIDTH, CLASSES, seed=seed), args.scale, seed)
+            module = trained(module, train, args.epochs, seed=seed, title=f"{name}, seed {seed}")
             runs.append(measured(logits_of(module, test[0]), test[1], logits_of(module, ood)))
-        found[name] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
-    claims = verdicts(found, len(asked.seeds))
-    print("\n".join([*lines(found), *claims]))
-    settings = {key: getattr(asked, key) for key in ("epochs", "seeds", "limit", "scale")}
-    result = {"settings": settings, "findings": claims, "structures": found}
-    if asked.write:
+        actual[name] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
+    claims = verdicts(actual, len(args.seeds))
+    print("\n".join([*lines(actual), *claims]))
+    settings = {key: getattr(args, key) for key in ("epochs", "seeds", "limit", "scale")}
+    result = {"settings": settings, "findings": claims, "structures": actual}
+    if args.write:
         published = "Fig. 5, a drawing; all have around 99.5% accuracy, only trainable and optimal a high AUROC"
         write_expected(EXPECTED, "--more-data DIR", result, published=published)
     print(json.dumps(result))
@@ -95,31 +95,31 @@ def frozen_in(structure: str, module: nn.Sequential, scale: float, seed: int) ->
     return module
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """As a table."""
     figures = [f"{'structure':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
-    for name, row in found.items():
+    for name, row in result.items():
         cells = "".join(f"{row[key]['mean']:.4f} ± {row[key]['error']:.4f}     " for key in MEASURES)
         figures.append(f"{name:14}{cells}".rstrip())
     return figures
 
 
-def verdicts(found: dict[str, Any], runs: int = 3) -> list[str]:
+def verdicts(result: dict[str, Any], runs: int = 3) -> list[str]:
     """The paper's claim, at equal accuracy: the good structures against each of the others, by AUROC of U_max.
 
     Three runs are too few for a test: a gap is held against twice its standard error, and that is what is told.
     """
-    good = [name for name in GOOD if name in found]
-    others = [name for name in found if name not in GOOD]
+    good = [name for name in GOOD if name in result]
+    others = [name for name in result if name not in GOOD]
     if not good or not others:
         return []
-    least = min(good, key=lambda name: found[name]["max_probability"]["mean"])
-    worst, accuracy = found[least]["max_probability"], found[least]["accuracy"]["mean"]
+    least = min(good, key=lambda name: result[name]["max_probability"]["mean"])
+    worst, accuracy = result[least]["max_probability"], result[least]["accuracy"]["mean"]
     figures = [f"{' and '.join(good)} have an AUROC of U_max of {worst['mean']:.3f} or more."]
     for name in others:
-        own = found[name]["max_probability"]
+        own = result[name]["max_probability"]
         gap, error = worst["mean"] - own["mean"], math.hypot(worst["error"], own["error"])
-        apart = found[name]["accuracy"]["mean"] - accuracy
+        apart = result[name]["accuracy"]["mean"] - accuracy
         equal = "at equal accuracy" if abs(apart) <= EQUAL else f"but its accuracy differs by {100 * apart:+.1f} points"
         as_said = ", as the paper says" if runs > 1 and gap > 2 * error and abs(apart) <= EQUAL else ""
         figures.append(f"{name}: {own['mean']:.3f}, {lower(gap, error, runs)}, {equal}{as_said}.")

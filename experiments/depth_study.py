@@ -27,61 +27,61 @@ MEASURES = {"accuracy": "accuracy", "max_probability": "AUROC U_max", "entropy":
 
 def main() -> None:
     """Every pair, depth and seed, a table, the claim, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--epochs", type=int, default=4)
-    options.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    options.add_argument("--limit", type=int, default=6000, help="training images")
-    options.add_argument("--test-limit", type=int, default=2000, help="test images of each set")
-    options.add_argument("--figure", type=Path)
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    found = {
-        f"{in_distribution} against {other}": study(asked, in_distribution, other) for in_distribution, other in PAIRS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--limit", type=int, default=6000, help="training images")
+    parser.add_argument("--test-limit", type=int, default=2000, help="test images of each set")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    actual = {
+        f"{in_distribution} against {other}": study(args, in_distribution, other) for in_distribution, other in PAIRS
     }
-    claims = verdicts(found, len(asked.seeds))
-    print("\n".join([*lines(found), *claims]))
-    if asked.figure:
-        draw(found, asked.figure)
-    settings = {key: getattr(asked, key) for key in ("epochs", "seeds", "limit", "test_limit")}
-    result = {"settings": settings, "findings": claims, "pairs": found}
-    if asked.write:
+    claims = verdicts(actual, len(args.seeds))
+    print("\n".join([*lines(actual), *claims]))
+    if args.figure:
+        draw(actual, args.figure)
+    settings = {key: getattr(args, key) for key in ("epochs", "seeds", "limit", "test_limit")}
+    result = {"settings": settings, "findings": claims, "pairs": actual}
+    if args.write:
         published = "Fig. 17, a drawing without numbers: AUROC improves with depth, accuracy quickly plateaus"
         write_expected(EXPECTED, "--more-data DIR", result, published=published)
     print(json.dumps(result))
 
 
-def study(asked: argparse.Namespace, in_distribution: str, other: str) -> dict[str, Any]:
+def study(args: argparse.Namespace, in_distribution: str, other: str) -> dict[str, Any]:
     """By the number of convolutions, the mean and standard error of every measure over the seeds."""
-    train = read(asked.more_data, in_distribution, train=True, limit=asked.limit)
+    train = read(args.more_data, in_distribution, train=True, limit=args.limit)
     test, (ood, _) = (
-        read(asked.more_data, name, train=False, limit=asked.test_limit) for name in (in_distribution, other)
+        read(args.more_data, name, train=False, limit=args.test_limit) for name in (in_distribution, other)
     )
-    found = {}
+    result = {}
     for blocks in BLOCKS:
         runs = []
-        for seed in asked.seeds:
+        for seed in args.seeds:
             title = f"{in_distribution}, {2 * blocks} convolutions, seed {seed}"
-            module = trained(vgg(blocks, seed=seed), train, asked.epochs, seed=seed, title=title)
+            module = trained(vgg(blocks, seed=seed), train, args.epochs, seed=seed, title=title)
             runs.append(measured(logits_of(module, test[0]), test[1], logits_of(module, ood)))
-        found[str(2 * blocks)] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
-    return found
+        result[str(2 * blocks)] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
+    return result
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """As a table."""
     figures = [f"{'':28}{'convolutions':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
-    for pair, depths in found.items():
+    for pair, depths in result.items():
         for depth, row in depths.items():
             cells = "".join(f"{row[key]['mean']:.4f} ± {row[key]['error']:.4f}     " for key in MEASURES)
             figures.append(f"{pair:28}{depth:14}{cells}".rstrip())
     return figures
 
 
-def verdicts(found: dict[str, Any], runs: int) -> list[str]:
+def verdicts(result: dict[str, Any], runs: int) -> list[str]:
     """The paper's claim for every pair, by the shallowest and the deepest network and their standard errors."""
     figures = []
-    for pair, depths in found.items():
+    for pair, depths in result.items():
         first, last = (depths[str(2 * blocks)] for blocks in (BLOCKS[0], BLOCKS[-1]))
         gains = {key: last[key]["mean"] - first[key]["mean"] for key in MEASURES}
         error = math.hypot(first["entropy"]["error"], last["entropy"]["error"])
@@ -95,12 +95,12 @@ def verdicts(found: dict[str, Any], runs: int) -> list[str]:
     return figures
 
 
-def draw(found: dict[str, Any], to: Path) -> None:
+def draw(result: dict[str, Any], to: Path) -> None:
     """Accuracy and AUROC over depth, as in Fig. 17."""
     from dubito.explain.pictures import COLOURS, new_figure  # noqa: PLC0415 (only the figure needs it)
 
-    figure, axes = new_figure(1, len(found), width=4.0, height=3.0)
-    for panel, (pair, depths) in zip(axes[0], found.items(), strict=True):
+    figure, axes = new_figure(1, len(result), width=4.0, height=3.0)
+    for panel, (pair, depths) in zip(axes[0], result.items(), strict=True):
         for colour, (key, title) in zip(COLOURS, MEASURES.items(), strict=False):
             at = [depths[depth][key] for depth in depths]
             means, errors = [row["mean"] for row in at], [row["error"] for row in at]

@@ -33,42 +33,42 @@ SIDE, THRESHOLD, PLAIN = 9, 0.3, 2**16
 
 def main() -> None:
     """Train, filter, read the patterns, print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--draws", type=int, default=2**27)
-    options.add_argument("--epochs", type=int, default=15)
-    options.add_argument("--limit", type=int, help="training images; by default all")
-    options.add_argument("--top", type=int, default=16, help="patterns to keep of each class")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--checkpoint", type=Path, help="a file to go on from")
-    options.add_argument("--figure", type=Path)
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    train = small(read(asked.more_data, "MNIST", train=True, limit=asked.limit))
-    test = small(read(asked.more_data, "MNIST", train=False))
-    module = trained(nine_by_nine(seed=asked.seed), train, asked.epochs, seed=asked.seed)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--draws", type=int, default=2**27)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--limit", type=int, help="training images; by default all")
+    parser.add_argument("--top", type=int, default=16, help="patterns to keep of each class")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, help="a file to go on from")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    train = small(read(args.more_data, "MNIST", train=True, limit=args.limit))
+    test = small(read(args.more_data, "MNIST", train=False))
+    module = trained(nine_by_nine(seed=args.seed), train, args.epochs, seed=args.seed)
     logits = logits_of(module, test[0])
     started = time.perf_counter()
-    found = literal_filter(
-        module, (SIDE, SIDE), draws=asked.draws, top=asked.top, seed=asked.seed, checkpoint=asked.checkpoint
+    actual = literal_filter(
+        module, (SIDE, SIDE), draws=args.draws, top=args.top, seed=args.seed, checkpoint=args.checkpoint
     )
     seconds = time.perf_counter() - started
-    noise = binary_inputs((SIDE, SIDE), PLAIN, seed=asked.seed + 1)
+    noise = binary_inputs((SIDE, SIDE), PLAIN, seed=args.seed + 1)
     result: dict[str, Any] = {
-        "settings": {key: getattr(asked, key) for key in ("draws", "epochs", "limit", "top", "seed")},
+        "settings": {key: getattr(args, key) for key in ("draws", "epochs", "limit", "top", "seed")},
         "test_accuracy": round(float((logits.argmax(1) == test[1]).double().mean()), 4),
         "test_share_above_0.9": round(float((logits.softmax(1).amax(1) >= 0.9).double().mean()), 4),
-        "noise_share_above_0.9": found.share_above(0.9),
-        "noise_share_above_0.5": found.share_above(0.5),
-        **reminiscent(found, means(train), noise, logits_of(module, noise[:, None].float()).argmax(1)),
-        "counts": found.counts.tolist(),
-        "best_confidence": [round(float(p), 6) for p in found.confidence[:, 0]],
-        "best_patterns": [row[:4] for row in found.to_dict()["patterns"]],
+        "noise_share_above_0.9": actual.share_above(0.9),
+        "noise_share_above_0.5": actual.share_above(0.5),
+        **reminiscent(actual, means(train), noise, logits_of(module, noise[:, None].float()).argmax(1)),
+        "counts": actual.counts.tolist(),
+        "best_confidence": [round(float(p), 6) for p in actual.confidence[:, 0]],
+        "best_patterns": [row[:4] for row in actual.to_dict()["patterns"]],
     }
-    print("\n".join([str(found), *lines(result)]))
-    if asked.figure:
-        found.plot()[0].figure.savefig(asked.figure, dpi=130)
-    if asked.write:
+    print("\n".join([str(actual), *lines(result)]))
+    if args.figure:
+        actual.plot()[0].figure.savefig(args.figure, dpi=130)
+    if args.write:
         write_expected(EXPECTED, "--more-data DIR", result, published="Fig. 7, pictures")
     print(json.dumps(result | {"filter_seconds": round(seconds, 1)}))
 
@@ -89,11 +89,11 @@ def correlations(patterns: Tensor, digits: Tensor) -> Tensor:
     return rows @ columns.T
 
 
-def reminiscent(found: LiteralFilter, digits: Tensor, noise: Tensor, taken_for: Tensor) -> dict[str, Any]:
+def reminiscent(result: LiteralFilter, digits: Tensor, noise: Tensor, taken_for: Tensor) -> dict[str, Any]:
     """Top patterns and plain noise, each read by the network and by correlation with mean digits."""
-    there = found.draw >= 0
+    there = result.draw >= 0
     classes = there.nonzero()[:, 0]
-    chosen, plain = correlations(found.patterns[there], digits), correlations(noise, digits)
+    chosen, plain = correlations(result.patterns[there], digits), correlations(noise, digits)
     return {
         "patterns": len(classes),
         "agreement": round(float((chosen.argmax(1) == classes).double().mean()), 4),

@@ -27,20 +27,20 @@ SHARES = {"clearer half": 0.5, "all images": 1.0}
 
 def main() -> None:
     """Extract, turn, look."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here; those of active_learning_loop.py")
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    with tempfile.TemporaryDirectory() as place, np.load(asked.data / "cifar10.npz") as arrays:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here; those of active_learning_loop.py")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, np.load(args.data / "cifar10.npz") as arrays:
         images, label = (arrays[f"train_{kind}"][:IMAGES] for kind in ("images", "labels"))
-        cache = (asked.cache or Path(place)) / f"cifar10_train_{IMAGES}"
+        cache = (args.cache or Path(place)) / f"cifar10_train_{IMAGES}"
         table = dubito.extract(dubito.load("pypi:efficientnet_lite0"), dubito.open_images(images), cache, batch_size=32)
-        found = {name: studied(table, label.astype(np.int64), share) for name, share in SHARES.items()}
-    for name, by_draw in found.items():
+        actual = {name: studied(table, label.astype(np.int64), share) for name, share in SHARES.items()}
+    for name, by_draw in actual.items():
         print(name, by_draw)
-    result = {"images": IMAGES, "turned": TURNED, "draws": DRAWS, "of": found}
-    if asked.write:
+    result = {"images": IMAGES, "turned": TURNED, "draws": DRAWS, "of": actual}
+    if args.write:
         write_expected(EXPECTED, "--data DIR", result)
     print(json.dumps(result))
 
@@ -60,9 +60,9 @@ def one_draw(table: dubito.Table, label: np.ndarray, share: float, seed: int) ->
     turned = rng.permutation(len(label))[: round(TURNED * len(label))]
     noisy = label.copy()
     noisy[turned] = (noisy[turned] + rng.integers(1, 10, len(turned))) % 10
-    found = dubito.find_label_issues(table.extended(label=noisy), share=share)
-    right = np.isin(found.rows, turned)
-    restored = found.suggested[right] == label[found.rows[right]]
+    result = dubito.find_label_issues(table.extended(label=noisy), share=share)
+    right = np.isin(result.rows, turned)
+    restored = result.suggested[right] == label[result.rows[right]]
     return {
         "found": len(right),
         "precision": right.mean(),

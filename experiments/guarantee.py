@@ -61,29 +61,29 @@ SCORES = {"cifar10": "max_probability", "imagenet": "max_probability"}
 
 def main() -> None:
     """Draw, test, look up."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path)
-    options.add_argument("--more-data", type=Path)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
-    options.add_argument("--draws", type=int, default=500)
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--more-data", type=Path)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
+    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        cache = asked.cache or Path(place)
-        tables = {name: table_of(name, asked.data, asked.more_data, cache) for name in SCORES}
+        cache = args.cache or Path(place)
+        tables = {name: table_of(name, args.data, args.more_data, cache) for name in SCORES}
         populations = {name: Population(table, SCORES[name]) for name, table in tables.items()}
-    found: dict[str, Any] = {"draws": asked.draws, "confidence": CONFIDENCE, "populations": {}}
+    result: dict[str, Any] = {"draws": args.draws, "confidence": CONFIDENCE, "populations": {}}
     for name, population in populations.items():
-        found["populations"][name] = {
+        result["populations"][name] = {
             "images": len(population),
             "score": SCORES[name],
             "error": round(float(population.wrong.mean()), 4),
-            "risks": {str(risk): study(population, risk, asked.draws) for risk in RISKS},
+            "risks": {str(risk): study(population, risk, args.draws) for risk in RISKS},
         }
-    print(tell(found))
-    if asked.write:
-        write_expected(EXPECTED, "--data DIR --more-data DIR", found)
-    print(json.dumps(found))
+    print(tell(result))
+    if args.write:
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
+    print(json.dumps(result))
 
 
 class Population:
@@ -122,19 +122,19 @@ class Population:
 def study(population: Population, risk: float, draws: int) -> dict[str, Any]:
     """All procedures at one risk."""
     n, best = len(population), population.best(risk)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "best": round(best, 4),
         "most": round(population.most(risk, n), 4),
         "possible": round(possible(population, risk, n), 4),
     }
     for name, settings in PROCEDURES.items():
-        found[name] = summed(population, risk, [drawn(population, risk, n, seed, settings) for seed in range(draws)])
-    found["naive"] = summed(population, risk, [naive(population, risk, n, seed) for seed in range(draws)])
+        result[name] = summed(population, risk, [drawn(population, risk, n, seed, settings) for seed in range(draws)])
+    result["naive"] = summed(population, risk, [naive(population, risk, n, seed) for seed in range(draws)])
     for name, times in (("ten_times", 10), ("hundred_times", 100)) if n < 5000 else ():
         large = [drawn(population, risk, times * n, seed, {}) for seed in track(range(draws), f"{times} times as many")]
-        found[name] = summed(population, risk, large)
-    found["splits"] = halves(population, risk, draws)
-    return found
+        result[name] = summed(population, risk, large)
+    result["splits"] = halves(population, risk, draws)
+    return result
 
 
 def possible(population: Population, risk: float, n: int) -> float:
@@ -239,10 +239,10 @@ def table_of(name: str, data: Path | None, more_data: Path | None, cache: Path) 
     return dubito.extract(model, f"{more_data / 'cifar10.npz'}#test", cache / name, label_space="model")
 
 
-def tell(found: dict[str, Any]) -> str:
+def tell(result: dict[str, Any]) -> str:
     """A line for each procedure."""
     lines = ["population  risk  best   procedure           exceeded  coverage  relative  none"]
-    for name, population in found["populations"].items():
+    for name, population in result["populations"].items():
         for risk, row in population["risks"].items():
             for key, one in row.items():
                 if isinstance(one, dict) and "none" in one:

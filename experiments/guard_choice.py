@@ -53,26 +53,26 @@ RULES: dict[str, Rule] = {
 
 def main() -> None:
     """Choose, test, count."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path)
-    options.add_argument("--more-data", type=Path)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
-    options.add_argument("--draws", type=int, default=100)
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    found: dict[str, Any] = {"draws": asked.draws, "confidence": CONFIDENCE, "sets": {}}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--more-data", type=Path)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
+    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"draws": args.draws, "confidence": CONFIDENCE, "sets": {}}
     with tempfile.TemporaryDirectory() as place:
         for name, risks in RISKS.items():
-            values, wrong = scored(table_of(name, asked.data, asked.more_data, asked.cache or Path(place)))
-            found["sets"][name] = {
-                str(n): {str(risk): study(values, wrong, n, risk, asked.draws) for risk in risks}
+            values, wrong = scored(table_of(name, args.data, args.more_data, args.cache or Path(place)))
+            result["sets"][name] = {
+                str(n): {str(risk): study(values, wrong, n, risk, args.draws) for risk in risks}
                 for n in SIZES
                 if n <= len(wrong)
             }
-    print(tell(found))
-    if asked.write:
-        write_expected(EXPECTED, "--data DIR --more-data DIR", found)
-    print(json.dumps(found))
+    print(tell(result))
+    if args.write:
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
+    print(json.dumps(result))
 
 
 def scored(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -87,16 +87,16 @@ def scored(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def study(values: dict[str, np.ndarray], wrong: np.ndarray, n: int, risk: float, draws: int) -> dict[str, Any]:
     """All rules at one size and one risk."""
-    found = {}
+    result = {}
     for name, rule in RULES.items():
         drawn = [one(values, wrong, n, risk, rule, seed) for seed in track(range(draws), f"{n} images, {name}")]
         coverage, left = np.array(drawn).T
-        found[name] = {
+        result[name] = {
             "coverage": round(float(coverage.mean()), 4),
             "none": round(float((coverage == 0).mean()), 4),
             "left": round(float(left.mean()), 4),
         }
-    return found
+    return result
 
 
 def one(
@@ -116,10 +116,10 @@ def one(
     ]
     left = list(chosen.weights) != [FIRST]
     try:
-        found = risk_threshold((u[0], wrong[parts[0]]), (u[1], wrong[parts[1]]), risk=risk, confidence=CONFIDENCE)
+        result = risk_threshold((u[0], wrong[parts[0]]), (u[1], wrong[parts[1]]), risk=risk, confidence=CONFIDENCE)
     except GuardError:
         return 0.0, left
-    return found.accepted / found.of, left
+    return result.accepted / result.of, left
 
 
 def best_looking(values: Values, wrong: np.ndarray) -> str:
@@ -127,10 +127,10 @@ def best_looking(values: Values, wrong: np.ndarray) -> str:
     return min(values, key=lambda name: aurc(values[name], wrong))
 
 
-def tell(found: dict[str, Any]) -> str:
+def tell(result: dict[str, Any]) -> str:
     """A line for each size and risk."""
     lines = [f"{'set':10}{'images':>7}{'risk':>6}  " + "".join(f"{rule:>24}" for rule in RULES)]
-    for name, sizes in found["sets"].items():
+    for name, sizes in result["sets"].items():
         for n, risks in sizes.items():
             for risk, rules in risks.items():
                 cells = (f"{row['coverage']:.3f}, none {row['none']:.2f}" for row in rules.values())

@@ -87,24 +87,24 @@ SETTINGS = {
 
 def main() -> None:
     """Extract, train, measure, print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep features and heads here")
-    options.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    options.add_argument("--epochs", type=int, default=4)
-    options.add_argument("--photos", type=int, default=1000, help="of half A")
-    options.add_argument("--rows", type=int, default=200_000, help="that each training sees")
-    options.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep features and heads here")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--photos", type=int, default=1000, help="of half A")
+    parser.add_argument("--rows", type=int, default=200_000, help="that each training sees")
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        study = Study(asked.data, asked.cache or Path(place), asked.photos, asked.epochs, asked.rows)
-        found = study.all(asked.only, asked.seeds)
-    findings = verdicts(found)
-    print("\n".join([*aligned(lines(found)), *findings]))
-    settings = {key: getattr(asked, key) for key in ("photos", "epochs", "rows", "seeds")}
-    result = {"settings": settings, "findings": findings, "rows": found}
-    if asked.write:
+        study = Study(args.data, args.cache or Path(place), args.photos, args.epochs, args.rows)
+        actual = study.all(args.only, args.seeds)
+    findings = verdicts(actual)
+    print("\n".join([*aligned(lines(actual)), *findings]))
+    settings = {key: getattr(args, key) for key in ("photos", "epochs", "rows", "seeds")}
+    result = {"settings": settings, "findings": findings, "rows": actual}
+    if args.write:
         write_expected(EXPECTED, "--data DIR", result, published="Table 3")
     print(json.dumps(result))
 
@@ -148,10 +148,10 @@ class Study:
     def all(self, names: Iterable[str], seeds: list[int]) -> dict[str, dict[str, Any]]:
         """Every setting: first all corpora, then all trainings under one bar."""
         corpora = {strong: self.corpus(strong) for strong in {SETTINGS[name].strong: None for name in names}}
-        found = {}
+        result = {}
         for name in track(list(names), description="train"):
-            found[name] = self.measured(name, corpora[SETTINGS[name].strong], seeds)
-        return found
+            result[name] = self.measured(name, corpora[SETTINGS[name].strong], seeds)
+        return result
 
     def measured(self, name: str, corpus: dubito.Table, seeds: list[int]) -> dict[str, Any]:
         """One setting over all seeds."""
@@ -182,7 +182,7 @@ def rounded(value: MedianSpread) -> dict[str, float]:
     return {"median": round(value.median, 4), "distance": round(value.distance, 4)}
 
 
-def lines(found: dict[str, dict[str, Any]]) -> list[list[str]]:
+def lines(result: dict[str, dict[str, Any]]) -> list[list[str]]:
     """A header and one line a setting, as text cells."""
     header = ["setting", "published", "R-AUROC mean", "Tiny-ImageNet", "textures", "ambiguity", "range", "collapsed"]
     body = [
@@ -194,7 +194,7 @@ def lines(found: dict[str, dict[str, Any]]) -> list[list[str]]:
             f"{row['range']:.3g}",
             f"{row['collapsed_seeds']}/{row['seeds']}",
         ]
-        for name, row in found.items()
+        for name, row in result.items()
     ]
     return [header, *body]
 
@@ -204,21 +204,21 @@ def shown(value: dict[str, float]) -> str:
     return str(MedianSpread(**value))
 
 
-def verdicts(found: dict[str, dict[str, Any]]) -> list[str]:
+def verdicts(result: dict[str, dict[str, Any]]) -> list[str]:
     """What the paper says of single rows against what came here, and every row that lies apart from the default."""
     figures = []
     for name in ("zero init", "Lion"):
-        if name in found:
-            row = found[name]
+        if name in result:
+            row = result[name]
             collapsed, value = row["collapsed_seeds"], shown(row["r_auroc"]["mean"])
             verdict = {0: "contradicted", row["seeds"]: "reproduced"}.get(collapsed, "reproduced in part")
             figures.append(
                 f"{name}: collapse {verdict}, {collapsed} of {row['seeds']} seeds constant; R-AUROC {value}."
             )
-    if "default" not in found:
+    if "default" not in result:
         return figures
-    default = found["default"]["r_auroc"]["mean"]
-    for name, row in found.items():
+    default = result["default"]["r_auroc"]["mean"]
+    for name, row in result.items():
         own = row["r_auroc"]["mean"]
         apart = own["median"] - default["median"]
         beyond = abs(apart) > own["distance"] + default["distance"]

@@ -69,20 +69,20 @@ CURVE = (125, 250, 500, 1000, 1800)
 
 def main() -> None:
     """Extract, train, compare."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    options.add_argument("--figure", type=Path, help="draw the learning curve (needs matplotlib)")
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--figure", type=Path, help="draw the learning curve (needs matplotlib)")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = study(asked.data, asked.cache or Path(place), asked.seeds)
-    if asked.figure:
-        draw(found["curve"], asked.figure)
-    if asked.write:
-        write_expected(EXPECTED, "--data DIR", found)
-    print(json.dumps(found))
+        result = study(args.data, args.cache or Path(place), args.seeds)
+    if args.figure:
+        draw(result["curve"], args.figure)
+    if args.write:
+        write_expected(EXPECTED, "--data DIR", result)
+    print(json.dumps(result))
 
 
 def study(data: Path, cache: Path, seeds: list[int]) -> dict:
@@ -152,20 +152,20 @@ def several_epochs(model: Classifier, images: Images, cache: Path) -> dubito.Tab
 def compared(uncertainties: dict[str, torch.Tensor], clean: dubito.Table, photos: Path, seeds: list[int]) -> dict:
     """All heads and the classifier's own scores against what people said."""
     flags = ambiguous_images(read_label_sets(photos / "labels.csv"))
-    asked = vote_degree(read_votes(photos / "rater_votes.csv"))
-    found = dubito.protocols.human_ambiguity(uncertainties, clean, ambiguous=flags, degree=asked)
+    degree = vote_degree(read_votes(photos / "rater_votes.csv"))
+    result = dubito.protocols.human_ambiguity(uncertainties, clean, ambiguous=flags, degree=degree)
     everyone = dubito.protocols.human_ambiguity(
-        uncertainties, clean, degree={name: asked.get(name, 0.0) for name in flags}
+        uncertainties, clean, degree={name: degree.get(name, 0.0) for name in flags}
     )
-    print(found)
+    print(result)
     print("photographs that nobody was asked about count as unambiguous:")
     print(everyone)
     kinds = (*TARGETS, "without labels")
     return {
-        "scores": {**found.to_dict(), "name": PHOTOS},
+        "scores": {**result.to_dict(), "name": PHOTOS},
         "scores_all_photographs": {**everyone.to_dict(), "name": PHOTOS},
-        "baselines": {name: found.auroc[name].value for name in ("max_probability", "entropy")},
-        "targets": {kind: over_seeds(found, everyone, kind, seeds) for kind in kinds},
+        "baselines": {name: result.auroc[name].value for name in ("max_probability", "entropy")},
+        "targets": {kind: over_seeds(result, everyone, kind, seeds) for kind in kinds},
     }
 
 
@@ -175,10 +175,10 @@ def one_half(
     """The same AUROC among the photographs of one half, with an interval of the first seed."""
     flags = ambiguous_images(read_label_sets(photos / "labels.csv"))
     mine = {f"{BEST} {seed}": uncertainties[f"{BEST} {seed}"][half] for seed in seeds}
-    found = dubito.protocols.human_ambiguity(mine, chosen_rows(clean, half), ambiguous=flags)
-    median, distance = median_spread([found.auroc[name].value for name in mine])
-    first = found.auroc[f"{BEST} {seeds[0]}"]
-    own = {name: found.auroc[name].value for name in ("max_probability", "entropy")}
+    result = dubito.protocols.human_ambiguity(mine, chosen_rows(clean, half), ambiguous=flags)
+    median, distance = median_spread([result.auroc[name].value for name in mine])
+    first = result.auroc[f"{BEST} {seeds[0]}"]
+    own = {name: result.auroc[name].value for name in ("max_probability", "entropy")}
     return {"auroc": median, "distance": distance, "interval": [first.low, first.high], **own}
 
 
@@ -239,10 +239,10 @@ def point(
     return {"auroc": median, "distance": distance}
 
 
-def over_seeds(found: HumanAmbiguity, everyone: HumanAmbiguity, target: str, seeds: list[int]) -> dict[str, float]:
+def over_seeds(actual: HumanAmbiguity, everyone: HumanAmbiguity, target: str, seeds: list[int]) -> dict[str, float]:
     """Median and distance of a target's AUROC and correlations."""
     result = {}
-    figures = {"auroc": found.auroc, "spearman": found.spearman, "spearman_all": everyone.spearman}
+    figures = {"auroc": actual.auroc, "spearman": actual.spearman, "spearman_all": everyone.spearman}
     for name, values in figures.items():
         median, distance = median_spread([values[f"{target} {seed}"].value for seed in seeds])
         result |= {name: median, f"{name}_distance": distance}

@@ -19,13 +19,13 @@ PUBLISHED = {"efficientnet_lite0": 0.751, "efficientnet_lite1": 0.767, "efficien
 
 def main() -> None:
     """Extract, score, evaluate."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--models", nargs="+", default=["efficientnet_lite0"], choices=PUBLISHED)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=["efficientnet_lite0"], choices=PUBLISHED)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        print(json.dumps({name: evaluated(name, asked.data, asked.cache or Path(place)) for name in asked.models}))
+        print(json.dumps({name: evaluated(name, args.data, args.cache or Path(place)) for name in args.models}))
 
 
 def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
@@ -44,9 +44,9 @@ def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
         dubito.scores.MaxLogit(),
         dubito.Energy(),
     ]
-    found = dubito.evaluate({score.name: score for score in scores}, in_distribution, ood=ood_table)
-    print(f"\n{name}\n{found}")
-    top1 = found.model["accuracy"]
+    result = dubito.evaluate({score.name: score for score in scores}, in_distribution, ood=ood_table)
+    print(f"\n{name}\n{result}")
+    top1 = result.model["accuracy"]
     return {
         "top1": top1.value,
         "low": top1.low,

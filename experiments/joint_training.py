@@ -43,35 +43,35 @@ Half = tuple[Tensor, Tensor]
 
 def main() -> None:
     """Every variant and seed, a table, a figure, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--set", choices=["fashion", "cifar10"], default="fashion")
-    options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--pretrain", type=int, default=3, help="epochs without a head, before")
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--images", type=int, default=10000, help="for training")
-    options.add_argument("--test-images", type=int, default=5000)
-    options.add_argument("--figure", type=Path)
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--set", choices=["fashion", "cifar10"], default="fashion")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--pretrain", type=int, default=3, help="epochs without a head, before")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=10000, help="for training")
+    parser.add_argument("--test-images", type=int, default=5000)
+    parser.add_argument("--figure", type=Path)
+    args = parser.parse_args()
     torch.set_num_threads(1)  # so small a network gains nothing from more
-    train, test = read(asked.data, asked.set, asked.images, asked.test_images)
+    train, test = read(args.data, args.set, args.images, args.test_images)
     curves: dict[str, list[list[dict[str, float]]]] = {name: [] for name in VARIANTS}
-    epochs = asked.seeds * (asked.pretrain + len(VARIANTS) * asked.epochs)
+    epochs = args.seeds * (args.pretrain + len(VARIANTS) * args.epochs)
     with bar("joint training", epochs, unit="epochs") as advance:
-        for seed in range(1, asked.seeds + 1):
-            start = pretrained(train, asked.pretrain, seed)
-            advance(asked.pretrain)
+        for seed in range(1, args.seeds + 1):
+            start = pretrained(train, args.pretrain, seed)
+            advance(args.pretrain)
             for name in VARIANTS:
                 curves[name].append([])
-                for point in trained(start, name, train, test, epochs=asked.epochs, seed=seed):
+                for point in trained(start, name, train, test, epochs=args.epochs, seed=seed):
                     curves[name][-1].append(point)
                     advance(1)
-    found = {name: summary(runs) for name, runs in curves.items()}
-    print(as_table(found))
-    if asked.figure:
-        draw(curves, asked.figure)
-    settings = {key: getattr(asked, key) for key in ("set", "epochs", "pretrain", "seeds", "images", "test_images")}
-    print(json.dumps({"settings": settings, "variants": found}))
+    result = {name: summary(runs) for name, runs in curves.items()}
+    print(as_table(result))
+    if args.figure:
+        draw(curves, args.figure)
+    settings = {key: getattr(args, key) for key in ("set", "epochs", "pretrain", "seeds", "images", "test_images")}
+    print(json.dumps({"settings": settings, "variants": result}))
 
 
 def read(data: Path, name: str, images: int, test_images: int) -> tuple[Half, Half]:
@@ -151,32 +151,32 @@ def measured(module: nn.Module, head: nn.Module | None, test: Half) -> dict[str,
     """Accuracy and Recall@1 of the network, R-AUROC of the head, on images that neither was trained on."""
     model = dubito.wrap(module)
     z = torch.cat([model.features(x) for x in test[0].split(500)])
-    found = {
+    result = {
         "accuracy": float((model.logits(z).argmax(1) == test[1]).float().mean()),
         "recall_at_1": recall_at_1(z, test[1]),
     }
     if head is not None:
         with torch.no_grad():
-            found["r_auroc"] = r_auroc(z, test[1], head(z))
-    return found
+            result["r_auroc"] = r_auroc(z, test[1], head(z))
+    return result
 
 
 def summary(runs: list[list[dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
     """Of every measure the median after each epoch, and the lowest and highest of the last."""
-    found = {}
+    result = {}
     for key in runs[0][0]:
         values = np.array([[at[key] for at in run] for run in runs])
-        found[key] = {
+        result[key] = {
             "median_by_epoch": np.median(values, 0).round(4).tolist(),
             "last_lowest_highest": [round(values[:, -1].min(), 4), round(values[:, -1].max(), 4)],
         }
-    return found
+    return result
 
 
-def as_table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
+def as_table(result: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     """Median over seeds after the last epoch, and in brackets after the best one."""
     lines = [f"{'':16}{'accuracy':>18}{'Recall@1':>18}{'R-AUROC':>18}      last epoch (best epoch), median over seeds"]
-    for name, keys in found.items():
+    for name, keys in result.items():
         cells = []
         for key in ("accuracy", "recall_at_1", "r_auroc"):
             curve = keys[key]["median_by_epoch"] if key in keys else None

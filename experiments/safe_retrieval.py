@@ -47,25 +47,25 @@ SEEDS, RESAMPLES = 5, 1000
 
 def main() -> None:
     """Extract, score, search, print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, help="the folder of cifar10.npz; without it, CIFAR-10 is left out")
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--quantile", type=float, default=0.9)
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, help="the folder of cifar10.npz; without it, CIFAR-10 is left out")
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--quantile", type=float, default=0.9)
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     model = dubito.load("pypi:efficientnet_lite0")
     head = dubito.UncertaintyHead.for_model(model)
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
-        cache = asked.cache or Path(place)
-        for name, images in sets_of_own_classes(asked.data, asked.more_data):
+        cache = args.cache or Path(place)
+        for name, images in sets_of_own_classes(args.data, args.more_data):
             table = dubito.extract(model, images, cache / name, label_space="own")
-            found[name] = measured(table, head, asked.quantile)
-            show(name, found[name])
-    result = {"quantile": asked.quantile, "published": PAPER, "sets": found}
-    if asked.write:
-        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)
+            actual[name] = measured(table, head, args.quantile)
+            show(name, actual[name])
+    result = {"quantile": args.quantile, "published": PAPER, "sets": actual}
+    if args.write:
+        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if args.more_data else ''}", result)
     print(json.dumps(result))
 
 
@@ -91,9 +91,9 @@ def measured(table: dubito.Table, head: dubito.UncertaintyHead, quantile: float)
 def errors(table: dubito.Table, u: np.ndarray, quantile: float, setting: str, per_class: bool) -> np.ndarray:
     """For every query whether its nearest item has another class; NaN where it was refused."""
     index = SafeIndex.build(table, u, quantile=quantile, clean=SETTINGS[setting], per_class=per_class)
-    found = index.search(table, u, k=1, exclude=table.id)
-    wrong = (found.labels[:, 0] != table.label.numpy()).astype(float)
-    wrong[found.refused] = np.nan
+    result = index.search(table, u, k=1, exclude=table.id)
+    wrong = (result.labels[:, 0] != table.label.numpy()).astype(float)
+    wrong[result.refused] = np.nan
     return wrong
 
 
@@ -115,11 +115,11 @@ def fall(full: np.ndarray, other: np.ndarray) -> list[float]:
     return [round(float(one), 4) for one in (np.mean(full) - np.nanmean(other), low, high)]
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, result: dict[str, Any]) -> None:
     """One data set as a table of errors."""
-    print(f"\n{name}: {found['images']} images, {found['classes']} classes; 1-NN error")
+    print(f"\n{name}: {result['images']} images, {result['classes']} classes; 1-NN error")
     print(f"{'':24}" + "".join(f"{setting:>16}" for setting in SETTINGS))
-    for row, errors_of in found["errors"].items():
+    for row, errors_of in result["errors"].items():
         print(f"{row:24}" + "".join(f"{errors_of[setting]['error']:16.3f}" for setting in SETTINGS))
 
 

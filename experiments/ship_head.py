@@ -27,14 +27,14 @@ CORPUS = (
 
 def main() -> None:
     """Extract, train, write."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--to", type=Path, default=SHIPPED)
-    asked = options.parse_args()
-    photos = asked.data / "imagenet_val_dev2000"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--to", type=Path, default=SHIPPED)
+    args = parser.parse_args()
+    photos = args.data / "imagenet_val_dev2000"
     with tempfile.TemporaryDirectory() as place:
-        cache = asked.cache or Path(place)
+        cache = args.cache or Path(place)
         model = dubito.load("pypi:efficientnet_lite0")
         images = dubito.open_images(photos / "images256.zip", labels=photos / "labels.csv")
         clean = dubito.extract(model, images, cache / "clean")
@@ -43,27 +43,27 @@ def main() -> None:
         recipe = dubito.heads.Recipe(target=BEST, temperature=temperature, **RECIPE)
         head = dubito.train(dubito.concat(clean, augmented), recipe=recipe, **SIZE).head
     head.save_pretrained(
-        asked.to,
+        args.to,
         dtype="float16",
         licence="Apache-2.0",
         trained={"corpus": CORPUS, "script": "experiments/ship_head.py"},
         measured=measured(),
     )
-    size = sum(path.stat().st_size for path in asked.to.iterdir())
-    print(json.dumps({"to": str(asked.to), "bytes": size, "end": head.trained_["end"]}))
+    size = sum(path.stat().st_size for path in args.to.iterdir())
+    print(json.dumps({"to": str(args.to), "bytes": size, "end": head.trained_["end"]}))
 
 
 def measured() -> dict[str, object]:
     """What heads of the same recipe reach on photographs they have not seen."""
-    found = json.loads((HERE / "expected" / "human_ambiguity.json").read_text())
+    result = json.loads((HERE / "expected" / "human_ambiguity.json").read_text())
     return {
         "note": "Heads of the same recipe, each trained on one half of the photographs and measured on the other "
         "(experiments/human_ambiguity.py); this one has seen both. The idea of the start was seen on both halves, "
         "its final settings were chosen on the first: the second half's figure is the cleaner one, not untouched.",
-        "second_half": found["halves"]["reported"],
-        "real_ambiguity": found["targets"][BEST],
-        "baselines_with_classifier": found["baselines"],
-        "learning_curve": found["curve"],
+        "second_half": result["halves"]["reported"],
+        "real_ambiguity": result["targets"][BEST],
+        "baselines_with_classifier": result["baselines"],
+        "learning_curve": result["curve"],
     }
 
 

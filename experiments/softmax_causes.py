@@ -61,81 +61,81 @@ PUBLISHED = {
 
 def main() -> None:
     """Both parts, a table, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--pages", type=Path, help="write a page for every ResNet here")
-    options.add_argument("--hidden", type=int, default=64, help="features of the LeNets")
-    options.add_argument("--epochs", type=int, default=2, help="of the LeNets")
-    options.add_argument("--seeds", type=int, default=3, help="of the LeNets")
-    options.add_argument("--limit", type=int, help="at most so many images of every set")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--pages", type=Path, help="write a page for every ResNet here")
+    parser.add_argument("--hidden", type=int, default=64, help="features of the LeNets")
+    parser.add_argument("--epochs", type=int, default=2, help="of the LeNets")
+    parser.add_argument("--seeds", type=int, default=3, help="of the LeNets")
+    parser.add_argument("--limit", type=int, help="at most so many images of every set")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        result = {"settings": {key: getattr(asked, key) for key in ("hidden", "epochs", "seeds", "limit")}}
-        result["resnets"] = resnets(asked, asked.cache or Path(place))
-    result["lenets"] = lenets(asked)
+        result = {"settings": {key: getattr(args, key) for key in ("hidden", "epochs", "seeds", "limit")}}
+        result["resnets"] = resnets(args, args.cache or Path(place))
+    result["lenets"] = lenets(args)
     result["published"] = {name: dict(zip(("accuracy", *COLUMNS), row, strict=True)) for name, row in PUBLISHED.items()}
     print(as_table(result))
-    if asked.write:
+    if args.write:
         write_expected(EXPECTED, "--data DIR --more-data DIR", result)
     print(json.dumps(result))
 
 
-def resnets(asked: argparse.Namespace, cache: Path) -> dict[str, dict]:
+def resnets(args: argparse.Namespace, cache: Path) -> dict[str, dict]:
     """Two networks against three data sets."""
-    images = {f"cifar10_{half}": dubito.open_images(f"{asked.more_data / 'cifar10.npz'}#{half}") for half in HALVES}
-    images |= {"SVHN": digits(asked.data), "Tiny-ImageNet": photos(asked.data, "tiny_imagenet_val_dev2400")}
-    images |= {"textures": photos(asked.data, "dtd10_dev400")}
-    found = {}
+    images = {f"cifar10_{half}": dubito.open_images(f"{args.more_data / 'cifar10.npz'}#{half}") for half in HALVES}
+    images |= {"SVHN": digits(args.data), "Tiny-ImageNet": photos(args.data, "tiny_imagenet_val_dev2400")}
+    images |= {"textures": photos(args.data, "dtd10_dev400")}
+    result = {}
     for depth, published in ACCURACY.items():
         model = dubito.wrap(
-            resnet(depth, asked.data / "cifar10_resnets"),
+            resnet(depth, args.data / "cifar10_resnets"),
             transform=dubito.Preprocess(size=(32, 32), resize=(32, 32)),
             classes=10,
             name=f"resnet{depth}",
         )
         tables = {
-            name: extracted(model, first(some, asked.limit), cache / f"resnet{depth}" / name)
+            name: extracted(model, first(some, args.limit), cache / f"resnet{depth}" / name)
             for name, some in images.items()
         }
         train, in_distribution = (tables.pop(f"cifar10_{half}") for half in HALVES)
-        check_accuracy(in_distribution, published, limited=asked.limit is not None)
+        check_accuracy(in_distribution, published, limited=args.limit is not None)
         causes = diagnose(in_distribution, tables, train=train, density=density(), classifier=model)
         print(f"\nResNet-{depth}\n{causes}")
-        if asked.pages:
-            write_diagnosis_page(causes, asked.pages / f"resnet{depth}.html")
+        if args.pages:
+            write_diagnosis_page(causes, args.pages / f"resnet{depth}.html")
         others = {
             name: diagnose(in_distribution, tables, train=train, density=other).to_dict()["sets"]
             for name, other in track(OTHERS.items(), description=f"other densities, ResNet-{depth}")
         }
-        found[f"ResNet-{depth}"] = causes.to_dict() | {"other_densities": others}
-    return found
+        result[f"ResNet-{depth}"] = causes.to_dict() | {"other_densities": others}
+    return result
 
 
-def lenets(asked: argparse.Namespace) -> dict[str, dict]:
+def lenets(args: argparse.Namespace) -> dict[str, dict]:
     """By data set that was trained on: every seed, and a summary of the means over OOD sets."""
     sets = {
-        name: tuple(read(asked.more_data, name, train=train, limit=asked.limit) for train in (True, False))
+        name: tuple(read(args.more_data, name, train=train, limit=args.limit) for train in (True, False))
         for name in ("MNIST", "Fashion-MNIST")
     }
-    sets["notMNIST"] = letters(asked.data / "notmnist_10k", asked.limit)
+    sets["notMNIST"] = letters(args.data / "notmnist_10k", args.limit)
     everything = {name: half[1] for name, half in sets.items()}
     everything["notMNIST"] = tuple(map(torch.cat, zip(*sets["notMNIST"], strict=True)))
-    found: dict[str, dict] = {}
+    result: dict[str, dict] = {}
     for name, (train, test) in sets.items():
         runs = []
-        for seed in track(range(asked.seeds), description=f"LeNets of {name}"):
-            start = lenet(asked.hidden, 10, seed=seed)
-            model = dubito.wrap(trained(start, train, asked.epochs, seed=seed, title=f"{name}, seed {seed}"))
+        for seed in track(range(args.seeds), description=f"LeNets of {name}"):
+            start = lenet(args.hidden, 10, seed=seed)
+            model = dubito.wrap(trained(start, train, args.epochs, seed=seed, title=f"{name}, seed {seed}"))
             ood = {other: columns(model, half, other) for other, half in everything.items() if other != name}
             in_distribution = columns(model, test, name)
             causes = diagnose(in_distribution, ood, train=columns(model, train, f"{name} train"), density=density())
             print(f"\nLeNet of {name}, seed {seed}\n{causes}")
             runs.append(causes.to_dict())
-        found[name] = {"over_seeds": over_seeds(runs), "runs": runs}
-    return found
+        result[name] = {"over_seeds": over_seeds(runs), "runs": runs}
+    return result
 
 
 def density() -> Density:
@@ -145,9 +145,9 @@ def density() -> Density:
 
 def check_accuracy(in_distribution: dubito.Table, published: float, *, limited: bool) -> None:
     """A wrong architecture or normalisation would make all else worthless."""
-    found = 100 * accuracy(in_distribution.logit, in_distribution.label)
-    if abs(found - published) > (5.0 if limited else 0.1):
-        raise SystemExit(f"accuracy {found:.2f} % instead of {published} %: is the normalisation right?")
+    result = 100 * accuracy(in_distribution.logit, in_distribution.label)
+    if abs(result - published) > (5.0 if limited else 0.1):
+        raise SystemExit(f"accuracy {result:.2f} % instead of {published} %: is the normalisation right?")
 
 
 def over_seeds(runs: list[dict]) -> dict[str, dict[str, float]]:
@@ -169,18 +169,18 @@ def as_table(result: dict) -> str:
     """Means over OOD sets, ours and the published ones, as in Table 1."""
     header = ("accuracy", "A max p", "B entropy", "C scaled", "D density", "C - B", "D - C", "1 - D")
     lines = ["", f"{'in per cent':28}" + "".join(f"{name:>11}" for name in header)]
-    for name, found in result["resnets"].items():
-        mean = found["sets"]["mean"]
-        values = [found["accuracy"], *((mean["auroc"] | mean["causes"])[key]["value"] for key in COLUMNS)]
+    for name, actual in result["resnets"].items():
+        mean = actual["sets"]["mean"]
+        values = [actual["accuracy"], *((mean["auroc"] | mean["causes"])[key]["value"] for key in COLUMNS)]
         lines.append(f"{'CIFAR-10, ' + name:28}" + "".join(f"{100 * value:11.1f}" for value in values))
-        for other, sets in found["other_densities"].items():
+        for other, sets in actual["other_densities"].items():
             d, c = (sets["mean"]["auroc"][key]["value"] for key in ("density", "scaled_entropy"))
             cells = [
                 f"{100 * value:.1f}" if value is not None else "" for value in (*[None] * 4, d, None, d - c, 1 - d)
             ]
             lines.append(f"{'  with ' + other:28}" + "".join(f"{cell:>11}" for cell in cells))
-    for name, found in result["lenets"].items():
-        values = [found["over_seeds"][key]["mean"] for key in ("accuracy", *COLUMNS)]
+    for name, actual in result["lenets"].items():
+        values = [actual["over_seeds"][key]["mean"] for key in ("accuracy", *COLUMNS)]
         lines.append(f"{name + ', LeNet':28}" + "".join(f"{value:11.1f}" for value in values))
     for name, row in PUBLISHED.items():
         lines.append(f"{name + ', published':28}" + "".join(f"{value:11.1f}" for value in row))

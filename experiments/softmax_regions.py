@@ -38,19 +38,19 @@ NAMES = {"max_probability": "$U_{max}$", "entropy": "$U_{entropy}$", "density": 
 
 def main() -> None:
     """Draw all four, tell the shares."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--to", type=Path, required=True, help="a folder for the pictures")
-    options.add_argument("--epsilon", type=float, default=0.05)
-    asked = options.parse_args()
-    asked.to.mkdir(parents=True, exist_ok=True)
-    found = {
-        "epsilon": asked.epsilon,
-        "fig2": regions(asked.to / "fig2.png", asked.epsilon),
-        "fig3": structures(asked.to / "fig3.png", asked.epsilon),
-        "fig9": linear(asked.to / "fig9.png", asked.epsilon),
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, required=True, help="a folder for the pictures")
+    parser.add_argument("--epsilon", type=float, default=0.05)
+    args = parser.parse_args()
+    args.to.mkdir(parents=True, exist_ok=True)
+    result = {
+        "epsilon": args.epsilon,
+        "fig2": regions(args.to / "fig2.png", args.epsilon),
+        "fig3": structures(args.to / "fig3.png", args.epsilon),
+        "fig9": linear(args.to / "fig9.png", args.epsilon),
     }
-    fields(asked.to / "fig8.png")
-    print(json.dumps(found))
+    fields(args.to / "fig8.png")
+    print(json.dumps(result))
 
 
 def two_classes() -> tuple[Layer, Gaussians]:
@@ -84,7 +84,7 @@ def uncertainties(layer: Layer, gaussians: Gaussians) -> dict[str, Callable[[Ten
 def regions(to: Path, epsilon: float) -> dict[str, dict[str, float]]:
     """Fig. 2: valid regions of each uncertainty, for two and for three classes."""
     figure, axes = pictures.new_figure(2, 3)
-    found = {}
+    hits = {}
     for row, (count, (layer, gaussians)) in zip(axes, (("2", two_classes()), ("3", three_classes())), strict=True):
         train, _ = gaussians.sample(ROWS, seed=1)
         for panel, (name, u) in zip(row, uncertainties(layer, gaussians).items(), strict=True):
@@ -93,18 +93,18 @@ def regions(to: Path, epsilon: float) -> dict[str, dict[str, float]]:
             pictures.draw_boundaries(panel, layer, SPAN)
             pictures.draw_clusters(panel, gaussians)
             pictures.plane(panel, SPAN, f"{NAMES[name]}, {count} classes")
-            found[f"{name}, {count} classes"] = shares(region, train)
+            hits[f"{name}, {count} classes"] = shares(region, train)
         if count == "2":
-            found["theorem 1, 2 classes"] = shares(two_class_region(layer, gaussians, epsilon), train)
+            hits["theorem 1, 2 classes"] = shares(two_class_region(layer, gaussians, epsilon), train)
     figure.savefig(to, dpi=130)
-    return found
+    return hits
 
 
 def structures(to: Path, epsilon: float) -> dict[str, dict[str, float]]:
     """Fig. 3: what a structure that is not optimal costs."""
     figure, axes = pictures.new_figure(1, 2)
     chosen = {"optimal": three_classes(), "general": three_classes((90, 150, 330), (1, 1, 1))}
-    found = {}
+    result = {}
     for panel, (name, (layer, gaussians)) in zip(axes[0], chosen.items(), strict=True):
         train, _ = gaussians.sample(ROWS, seed=1)
         region = exact_region(uncertainties(layer, gaussians)["max_probability"], train, epsilon)
@@ -113,9 +113,9 @@ def structures(to: Path, epsilon: float) -> dict[str, dict[str, float]]:
         pictures.draw_clusters(panel, gaussians)
         pictures.draw_weights(panel, layer, 0.9)
         pictures.plane(panel, SPAN, f"{name} structure")
-        found[name] = shares(region, train)
+        result[name] = shares(region, train)
     figure.savefig(to, dpi=130)
-    return found
+    return result
 
 
 def fields(to: Path) -> None:

@@ -41,45 +41,45 @@ EXPECTED = Path(__file__).parent / "expected" / "zero_shot.json"
 
 def main() -> None:
     """Extract, score, measure, print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, help="the folder of cifar10.npz; without it, CIFAR-10 is left out")
-    options.add_argument("--head", default="efficientnet_lite0")
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--images", type=int, help="at most so many of every data set")
-    options.add_argument("--split-seed", type=int, help="of the halves of the ImageNet photographs")
-    options.add_argument("--gallery", type=Path, help="folder for the page of textures")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    head = dubito.UncertaintyHead.from_pretrained(asked.head)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, help="the folder of cifar10.npz; without it, CIFAR-10 is left out")
+    parser.add_argument("--head", default="efficientnet_lite0")
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--images", type=int, help="at most so many of every data set")
+    parser.add_argument("--split-seed", type=int, help="of the halves of the ImageNet photographs")
+    parser.add_argument("--gallery", type=Path, help="folder for the page of textures")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    head = dubito.UncertaintyHead.from_pretrained(args.head)
     model = dubito.load("pypi:efficientnet_lite0")
     head.check_model(model)
     with tempfile.TemporaryDirectory() as place:
-        cache = asked.cache or Path(place)
-        sets = {name: first(images, asked.images) for name, images in data_sets(asked.data, asked.more_data)}
+        cache = args.cache or Path(place)
+        sets = {name: first(images, args.images) for name, images in data_sets(args.data, args.more_data)}
         tables = {name: extracted(model, images, cache / name) for name, images in sets.items()}
-        split = asked.split_seed
-        id_images = first(in_distribution(asked.data, split), asked.images)
+        split = args.split_seed
+        id_images = first(in_distribution(args.data, split), args.images)
         id_table = extracted(model, id_images, cache / f"in-distribution-{'all' if split is None else split}")
         transfer = dubito.protocols.transfer({"head": head}, tables)
         by_dataset = dubito.protocols.ood_auroc_by_dataset(
             {"head": head, "entropy": dubito.Entropy()}, id_table, tables
         )
-        if asked.gallery:
+        if args.gallery:
             textures = tables["dtd10"]
-            page = asked.gallery / "textures.html"
+            page = args.gallery / "textures.html"
             write_gallery(
                 sets["dtd10"], head.score(textures), page, ids=textures.id, title="Clear and unclear textures"
             )
     print(f"{transfer}\n\n{by_dataset}")
     result = {
-        "head": Path(asked.head).name,
+        "head": Path(args.head).name,
         "corpus": head.trained_.get("corpus"),
         "transfer": transfer.to_dict(),
         "ood_auroc_by_dataset": by_dataset.to_dict() | {"in_distribution": "imagenet_val_dev2000"},
     }
-    if asked.write:
-        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)
+    if args.write:
+        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if args.more_data else ''}", result)
     print(json.dumps(result))
 
 

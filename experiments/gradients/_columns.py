@@ -73,10 +73,12 @@ class Case:
         return dubito.extract(self.model, images, to, probes=probes, label_space=space, workers=0)
 
 
-def cases(asked: list[str], data: Path, more_data: Path, limit: int | None) -> list[Case]:
+def cases(requested: list[str], data: Path, more_data: Path, limit: int | None) -> list[Case]:
     """Those of MODELS that are asked for."""
     make = {"resnet20": cifar10, "resnet56": cifar10, "efficientnet_lite0": imagenet}
-    return [make[name](name, data, more_data, *(min(limit or size, size) for size in SIZES[name])) for name in asked]
+    return [
+        make[name](name, data, more_data, *(min(limit or size, size) for size in SIZES[name])) for name in requested
+    ]
 
 
 def cifar10(name: str, data: Path, more_data: Path, size: int, ood_size: int) -> Case:

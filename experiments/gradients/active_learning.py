@@ -70,33 +70,33 @@ class Features(NamedTuple):
 
 def main() -> None:
     """Both sets, all acquisitions, all seeds; a table, a paragraph, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the features here")
-    options.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
-    options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--most", type=int, default=MOST, help="labels in the end")
-    options.add_argument("--limit", type=int, help="at most so many images of every kind")
-    options.add_argument("--figure", type=Path, help="draw accuracies here (needs matplotlib)")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the features here")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--most", type=int, default=MOST, help="labels in the end")
+    parser.add_argument("--limit", type=int, help="at most so many images of every kind")
+    parser.add_argument("--figure", type=Path, help="draw accuracies here (needs matplotlib)")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # batches are too small for more
-    labels = list(range(START, asked.most + 1, STEP))
-    found: dict[str, Any] = {"published": PUBLISHED, "seeds": asked.seeds, "labels": labels, "sets": {}}
-    for name in asked.sets:
-        make = partial(SETS[name], asked.more_data, asked.limit)
-        some = kept_features(asked.cache, name, asked.limit, make)
-        found["sets"][name] = figures = over_seeds(name, some, labels, asked.seeds)
+    labels = list(range(START, args.most + 1, STEP))
+    result: dict[str, Any] = {"published": PUBLISHED, "seeds": args.seeds, "labels": labels, "sets": {}}
+    for name in args.sets:
+        make = partial(SETS[name], args.more_data, args.limit)
+        some = kept_features(args.cache, name, args.limit, make)
+        result["sets"][name] = figures = over_seeds(name, some, labels, args.seeds)
         print(as_table(name, figures, labels), flush=True)
-    if asked.write:
-        found["sets"] = with_earlier(EXPECTED, "sets", found["sets"])
-    found["findings"] = findings(found["sets"])
-    print("\n" + found["findings"])
-    if asked.figure:
-        draw(asked.figure, found["sets"], labels)
-    if asked.write:
-        write(EXPECTED, "python experiments/gradients/active_learning.py --more-data DIR --write", found)
-    print(json.dumps(found))
+    if args.write:
+        result["sets"] = with_earlier(EXPECTED, "sets", result["sets"])
+    result["findings"] = findings(result["sets"])
+    print("\n" + result["findings"])
+    if args.figure:
+        draw(args.figure, result["sets"], labels)
+    if args.write:
+        write(EXPECTED, "python experiments/gradients/active_learning.py --more-data DIR --write", result)
+    print(json.dumps(result))
 
 
 def over_seeds(name: str, some: Features, labels: list[int], seeds: int) -> dict:
@@ -128,19 +128,19 @@ def learned(some: Features, how: str, labels: list[int], seed: int, advance: Cal
     """One run: accuracy and NLL of the test images after every round."""
     draw = torch.Generator().manual_seed(seed)
     labelled = torch.randperm(len(some.pool), generator=draw)[:START]
-    found: dict[str, list[float]] = {"accuracy": [], "nll": []}
+    result: dict[str, list[float]] = {"accuracy": [], "nll": []}
     for count in labels:
         model = dubito.wrap(mlp(some.pool[labelled], some.label[labelled], seed))
         with torch.no_grad():
             logits = model.module(some.test)
-        found["accuracy"].append(accuracy(logits, some.test_label))
-        found["nll"].append(nll(logits, some.test_label))
+        result["accuracy"].append(accuracy(logits, some.test_label))
+        result["nll"].append(nll(logits, some.test_label))
         if count < labels[-1]:
             u = ACQUISITIONS[how](model, some.pool, draw)
             u[labelled] = -torch.inf
             labelled = torch.cat([labelled, u.topk(STEP).indices])
         advance(1)
-    return found
+    return result
 
 
 def mlp(x: Tensor, y: Tensor, seed: int) -> nn.Sequential:
@@ -304,9 +304,9 @@ def as_table(name: str, figures: dict, labels: list[int]) -> str:
     return "\n".join(lines)
 
 
-def plus_minus(found: dict[str, float], digits: str) -> str:
+def plus_minus(result: dict[str, float], digits: str) -> str:
     """Mean and standard error, in per cent."""
-    return f"{100 * found['mean']:{digits}} ± {100 * found['error']:{digits.lstrip('+')}}"
+    return f"{100 * result['mean']:{digits}} ± {100 * result['error']:{digits.lstrip('+')}}"
 
 
 def draw(to: Path, sets: dict[str, dict], labels: list[int]) -> None:

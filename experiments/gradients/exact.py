@@ -23,18 +23,18 @@ STEP = 47
 
 def main() -> None:
     """Extract, and write down."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, required=True)
-    options.add_argument("--photos", type=int, default=40)
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    photos = open_images(asked.data / "imagenet_val_dev2000" / "images256.zip")
-    chosen = Subset(photos, range(0, STEP * asked.photos, STEP))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--photos", type=int, default=40)
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    photos = open_images(args.data / "imagenet_val_dev2000" / "images256.zip")
+    chosen = Subset(photos, range(0, STEP * args.photos, STEP))
     table = dubito.extract(
         dubito.load(MODEL),
         chosen,
-        to=asked.cache,
+        to=args.cache,
         probes=[dubito.probes.Gradient("exact")],
         batch_size=BLOCK,
         shard_size=BLOCK,
@@ -44,10 +44,10 @@ def main() -> None:
     rows = {
         str(name): [float(f"{value:.6g}") for value in row.tolist()] for name, row in zip(table.id, exact, strict=True)
     }
-    if asked.write:
-        command = f"python experiments/gradients/exact.py --data DIR --cache DIR --photos {asked.photos} --write"
-        found = {"command": command, "model": MODEL, "layers": notes["layers"], "photographs": rows}
-        EXPECTED.write_text(json.dumps(found, indent=0).replace(",\n", ", ").replace("], ", "],\n") + "\n")
+    if args.write:
+        command = f"python experiments/gradients/exact.py --data DIR --cache DIR --photos {args.photos} --write"
+        result = {"command": command, "model": MODEL, "layers": notes["layers"], "photographs": rows}
+        EXPECTED.write_text(json.dumps(result, indent=0).replace(",\n", ", ").replace("], ", "],\n") + "\n")
     print(json.dumps({"photographs": len(rows), "layers": exact.shape[1], "mean": float(exact.sum(1).mean())}))
 
 

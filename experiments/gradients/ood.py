@@ -59,39 +59,39 @@ Tables = Mapping[str, dubito.Table]
 
 def main() -> None:
     """Every model against its three sets; tables, a paragraph, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
-    options.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    options.add_argument("--limit", type=int, help="at most so many images a set")
-    options.add_argument("--perturbed", type=int, default=100, help="images a set with noisy copies")
-    options.add_argument("--figure", type=Path, help="draw AUROCs here (needs matplotlib)")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--limit", type=int, help="at most so many images a set")
+    parser.add_argument("--perturbed", type=int, default=100, help="images a set with noisy copies")
+    parser.add_argument("--figure", type=Path, help="draw AUROCs here (needs matplotlib)")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # costs are processor seconds of one core
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "published": PUBLISHED,
         "images, in-distribution and OOD": SIZES,
-        "limit": asked.limit,
+        "limit": args.limit,
         "models": {},
     }
     with tempfile.TemporaryDirectory() as place:
-        cache = asked.cache or Path(place)
-        for case in cases(asked.models, asked.data, asked.more_data, asked.limit):
-            found["models"][case.name] = figures = studied(case, cache)
+        cache = args.cache or Path(place)
+        for case in cases(args.models, args.data, args.more_data, args.limit):
+            result["models"][case.name] = figures = studied(case, cache)
             print(as_table(case, figures), flush=True)
-            figures["perturbation"] = perturbed(case, cache / f"{case.name}_perturbed", asked.perturbed)
+            figures["perturbation"] = perturbed(case, cache / f"{case.name}_perturbed", args.perturbed)
             print(perturbed_table(figures["perturbation"]), flush=True)
-    if asked.write:
-        found["models"] = with_earlier(EXPECTED, "models", found["models"])
-    found["findings"] = findings(found["models"])
-    print("\n" + found["findings"])
-    if asked.figure:
-        draw(asked.figure, found["models"])
-    if asked.write:
-        write(EXPECTED, "python experiments/gradients/ood.py --data DIR --more-data DIR --write", found)
-    print(json.dumps(found))
+    if args.write:
+        result["models"] = with_earlier(EXPECTED, "models", result["models"])
+    result["findings"] = findings(result["models"])
+    print("\n" + result["findings"])
+    if args.figure:
+        draw(args.figure, result["models"])
+    if args.write:
+        write(EXPECTED, "python experiments/gradients/ood.py --data DIR --more-data DIR --write", result)
+    print(json.dumps(result))
 
 
 def studied(case: Case, cache: Path) -> dict:
@@ -150,7 +150,7 @@ def all_scores(tables: Tables, tuned: Mapping[str, Tuned]) -> dict[str, Score]:
 
 def compared(name: str, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict]:
     """One score by OOD set: every metric, and how far its AUROC is from those of BASES on the same images."""
-    found = {}
+    result = {}
     for ood in values[name]:
         if ood != "in_distribution":
             both, positive = balanced(values[name]["in_distribution"], values[name][ood])
@@ -158,8 +158,8 @@ def compared(name: str, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str,
             for base in BASES:
                 other, _ = balanced(values[base]["in_distribution"], values[base][ood])
                 row[f"auroc - {base}"] = difference(auroc, both, other, positive)
-            found[ood] = row
-    return found
+            result[ood] = row
+    return result
 
 
 def balanced(in_distribution: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +247,7 @@ def in_short(tuned: Tuned) -> list[dict]:
 
 def mean_over_sets(row: dict, metric: str) -> float:
     """Of one score."""
-    return statistics.mean(found[metric][0] for found in row.values() if isinstance(found, dict))
+    return statistics.mean(result[metric][0] for result in row.values() if isinstance(result, dict))
 
 
 def findings(models: dict[str, dict]) -> str:
@@ -272,9 +272,9 @@ def findings(models: dict[str, dict]) -> str:
         if "perturbation" in figures:
             noisy = figures["perturbation"]
             signs = [
-                sign(found["auroc - none"])
+                sign(result["auroc - none"])
                 for sigma, row in noisy["auroc"].items()
-                for found in row.values()
+                for result in row.values()
                 if sigma.startswith("sigma")
             ]
             sentences.append(
@@ -285,10 +285,10 @@ def findings(models: dict[str, dict]) -> str:
     return " ".join(sentences)
 
 
-def gained(found: dict, base: str) -> str:
+def gained(result: dict, base: str) -> str:
     """A difference of AUROCs in words."""
-    value, low, high = (100 * number for number in found[f"auroc - {base}"])
-    word = {1: "better", -1: "worse", 0: "not clear"}[sign(found[f"auroc - {base}"])]
+    value, low, high = (100 * number for number in result[f"auroc - {base}"])
+    word = {1: "better", -1: "worse", 0: "not clear"}[sign(result[f"auroc - {base}"])]
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] to {base} ({word})"
 
 
@@ -312,8 +312,8 @@ def perturbed_table(figures: dict) -> str:
     lines = [f"\n{figures['copies']} noisy copies, {figures['images']} images a set; chosen: {figures['chosen']}"]
     for name, row in figures["auroc"].items():
         cells = ""
-        for ood, found in row.items():
-            value, gain = (100 * found[key][0] for key in ("auroc", "auroc - none"))
+        for ood, result in row.items():
+            value, gain = (100 * result[key][0] for key in ("auroc", "auroc - none"))
             cells += f"{f'{ood} {value:.1f} ({gain:+.1f})':>30}"
         lines.append(f"{name:14}{cells}")
     return "\n".join(lines)

@@ -41,27 +41,27 @@ PUBLISHED = {"text": "superior uncertainty calibration with better negative log-
 
 def main() -> None:
     """Every model; tables, a paragraph, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="that of ood.py, or a new folder")
-    options.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    options.add_argument("--limit", type=int, help="at most so many images a set")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="that of ood.py, or a new folder")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--limit", type=int, help="at most so many images a set")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"published": PUBLISHED, "limit": asked.limit, "models": {}}
+    result: dict[str, Any] = {"published": PUBLISHED, "limit": args.limit, "models": {}}
     with tempfile.TemporaryDirectory() as place:
-        for case in cases(asked.models, asked.data, asked.more_data, asked.limit):
-            found["models"][case.name] = figures = studied(case, asked.cache or Path(place))
+        for case in cases(args.models, args.data, args.more_data, args.limit):
+            result["models"][case.name] = figures = studied(case, args.cache or Path(place))
             print(as_table(case.name, figures), flush=True)
-    if asked.write:
-        found["models"] = with_earlier(EXPECTED, "models", found["models"])
-    found["findings"] = findings(found["models"])
-    print("\n" + found["findings"])
-    if asked.write:
-        write(EXPECTED, "python experiments/gradients/rejection.py --data DIR --more-data DIR --write", found)
-    print(json.dumps(found))
+    if args.write:
+        result["models"] = with_earlier(EXPECTED, "models", result["models"])
+    result["findings"] = findings(result["models"])
+    print("\n" + result["findings"])
+    if args.write:
+        write(EXPECTED, "python experiments/gradients/rejection.py --data DIR --more-data DIR --write", result)
+    print(json.dumps(result))
 
 
 def studied(case: Case, cache: Path) -> dict:
@@ -102,19 +102,19 @@ def studied(case: Case, cache: Path) -> dict:
 def compared(name: str, uncertainties: dict[str, Tensor], wrong: Tensor, loss: Tensor) -> dict:
     """One score: the kept part at every coverage, both areas, and their distances from those of BASES."""
     u = uncertainties[name]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         f"{coverage:.0%}": {
             "accuracy": short(interval(partial(kept, coverage=coverage), u, (~wrong).double(), resamples=500)),
             "nll": short(interval(partial(kept, coverage=coverage), u, loss, resamples=500)),
         }
         for coverage in reversed(COVERAGES)
     }
-    found["aurc"] = short(interval(aurc, u, wrong))
-    found["aurc of nll"] = short(interval(aurc, u, loss))
+    result["aurc"] = short(interval(aurc, u, wrong))
+    result["aurc of nll"] = short(interval(aurc, u, loss))
     for base in BASES:
-        found[f"aurc - {base}"] = difference(aurc, u, uncertainties[base], wrong)
-        found[f"aurc of nll - {base}"] = difference(aurc, u, uncertainties[base], loss)
-    return found
+        result[f"aurc - {base}"] = difference(aurc, u, uncertainties[base], wrong)
+        result[f"aurc of nll - {base}"] = difference(aurc, u, uncertainties[base], loss)
+    return result
 
 
 def kept(u: Tensor, values: Tensor, *, coverage: float) -> float:

@@ -66,8 +66,8 @@ def made(data: Path) -> tuple[Tensor, Tensor]:
         labeller = trained(mlp(8, seed=LABELLER), *train, 4, seed=LABELLER, title="the judge of ambiguity")
     code = autoencoder.encoder(x)[:, :CODE]
     draw = torch.Generator().manual_seed(0)
-    images, labels, found = [], [], 0
-    while found < COUNT:
+    images, labels, result = [], [], 0
+    while result < COUNT:
         one, two = torch.randint(len(x), (2, 10_000), generator=draw)
         picture = autoencoder.decoder((code[one] + code[two]) / 2).sigmoid().view(-1, 1, 28, 28)
         p = labeller(picture).softmax(1)
@@ -76,7 +76,7 @@ def made(data: Path) -> tuple[Tensor, Tensor]:
         coin = torch.rand(len(one), generator=draw) < 0.5
         images.append(picture[good])
         labels.append(torch.where(coin, y[one], y[two])[good])
-        found += int(good.sum())
+        result += int(good.sum())
     return torch.cat(images)[:COUNT], torch.cat(labels)[:COUNT]
 
 

@@ -55,58 +55,58 @@ PUBLISHED = {
 
 def main() -> None:
     """Both ensembles, two tables, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--nets", type=Path, required=True, help="trained networks are kept here")
-    options.add_argument("--cache", type=Path, help="keep what was extracted from the ResNets here")
-    options.add_argument("--pages", type=Path, help="write a page for either ensemble here")
-    options.add_argument("--picture", type=Path, help="draw the small networks' figure here")
-    options.add_argument("--members", type=int, default=24)
-    options.add_argument("--epochs", type=int, default=8)
-    options.add_argument("--limit", type=int, help="at most so many images of every set")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--nets", type=Path, required=True, help="trained networks are kept here")
+    parser.add_argument("--cache", type=Path, help="keep what was extracted from the ResNets here")
+    parser.add_argument("--pages", type=Path, help="write a page for either ensemble here")
+    parser.add_argument("--picture", type=Path, help="draw the small networks' figure here")
+    parser.add_argument("--members", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--limit", type=int, help="at most so many images of every set")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # batches are too small for more, and several of these can run side by side
-    result = {"settings": {key: getattr(asked, key) for key in ("members", "epochs", "limit")}, "published": PUBLISHED}
-    result["small networks"] = figures("small networks", small(asked), asked)
+    result = {"settings": {key: getattr(args, key) for key in ("members", "epochs", "limit")}, "published": PUBLISHED}
+    result["small networks"] = figures("small networks", small(args), args)
     with tempfile.TemporaryDirectory() as place:
-        result["resnets"] = figures("resnets", resnets(asked, asked.cache or Path(place)), asked)
-    if asked.write:
+        result["resnets"] = figures("resnets", resnets(args, args.cache or Path(place)), args)
+    if args.write:
         command = "python experiments/implicit_ensembles/ensembles.py --data DIR --more-data DIR --nets DIR --write"
         EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
     print(json.dumps(result))
 
 
-def small(asked: argparse.Namespace) -> tuple[dubito.Table, dubito.Table]:
+def small(args: argparse.Namespace) -> tuple[dubito.Table, dubito.Table]:
     """Networks trained here, asked about CIFAR-10 test images and SVHN."""
-    arrays = np.load(asked.more_data / "cifar10.npz")
-    images = {half: pixels(arrays[f"{half}_images"][: asked.limit]) for half in ("train", "test")}
-    label = {half: torch.from_numpy(arrays[f"{half}_labels"][: asked.limit]).long() for half in images}
+    arrays = np.load(args.more_data / "cifar10.npz")
+    images = {half: pixels(arrays[f"{half}_images"][: args.limit]) for half in ("train", "test")}
+    label = {half: torch.from_numpy(arrays[f"{half}_labels"][: args.limit]).long() for half in images}
     train = images.pop("train"), label["train"]
-    images["SVHN"] = pixels(digits(asked.data)[: asked.limit])
-    members = [member(asked.nets, seed, train, asked.epochs) for seed in range(asked.members)]
+    images["SVHN"] = pixels(digits(args.data)[: args.limit])
+    members = [member(args.nets, seed, train, args.epochs) for seed in range(args.members)]
     outputs = {name: torch.stack([logits_of(one, x) for one in members], 1) for name, x in images.items()}
     in_distribution = dubito.Table(name="CIFAR-10", members_logit=outputs["test"], label=label["test"])
     return in_distribution, dubito.Table(name="SVHN", members_logit=outputs["SVHN"])
 
 
-def resnets(asked: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubito.Table]:
+def resnets(args: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubito.Table]:
     """Four pretrained ones: each extracted into a cache of its own, then joined."""
     images = {
-        "CIFAR-10": dubito.open_images(f"{asked.more_data / 'cifar10.npz'}#test"),
-        "SVHN": dubito.open_images(digits(asked.data)),
+        "CIFAR-10": dubito.open_images(f"{args.more_data / 'cifar10.npz'}#test"),
+        "SVHN": dubito.open_images(digits(args.data)),
     }
     tables: dict[str, list[dubito.Table]] = {name: [] for name in images}
     for depth in DEPTHS:
         model = dubito.wrap(
-            resnet(depth, asked.data / "cifar10_resnets"),
+            resnet(depth, args.data / "cifar10_resnets"),
             transform=dubito.Preprocess(size=(32, 32), resize=(32, 32)),
             classes=10,
             name=f"resnet{depth}",
         )
         for name, some in images.items():
-            chosen = some if asked.limit is None else Subset(some, range(min(asked.limit, len(some))))
+            chosen = some if args.limit is None else Subset(some, range(min(args.limit, len(some))))
             space = "model" if some.labels is not None else None
             tables[name].append(dubito.extract(model, chosen, cache / f"resnet{depth}" / name, label_space=space))
     table, ood = (dubito.ensemble(some) for some in tables.values())
@@ -114,7 +114,7 @@ def resnets(asked: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubit
     return table, ood
 
 
-def figures(title: str, tables: tuple[dubito.Table, dubito.Table], asked: argparse.Namespace) -> dict:
+def figures(title: str, tables: tuple[dubito.Table, dubito.Table], args: argparse.Namespace) -> dict:
     """Fig. 2b from in-distribution and OOD images together, Fig. 2a from the OOD images alone."""
     table, ood = tables
     both = diagnose_ensemble(table, ood=ood, partitions=PARTITIONS)
@@ -122,27 +122,27 @@ def figures(title: str, tables: tuple[dubito.Table, dubito.Table], asked: argpar
     accuracy = accuracies(table)
     print(f"\n{title}: accuracy of members {min(accuracy['members']):.3f} to {max(accuracy['members']):.3f}, together "
           f"{accuracy['together']:.3f}\n{both}\n\n{alone}")  # fmt: skip
-    if asked.pages is not None:
-        write_ensemble_page(both, asked.pages / f"{title.replace(' ', '_')}.html")
-    if asked.picture is not None and title == "small networks":
-        draw_figure(asked.picture, both)
+    if args.pages is not None:
+        write_ensemble_page(both, args.pages / f"{title.replace(' ', '_')}.html")
+    if args.picture is not None and title == "small networks":
+        draw_figure(args.picture, both)
     return {"accuracy": accuracy, "in_distribution_and_ood": both.to_dict(), "ood": alone.to_dict() | deciles(alone)}
 
 
-def deciles(found: EnsembleDiagnosis) -> dict:
+def deciles(result: EnsembleDiagnosis) -> dict:
     """Deciles of MI on OOD images, by size of sub-ensembles: the histogram of Fig. 2a in ten numbers."""
     shares = np.linspace(0.1, 0.9, 9)
-    (one,) = found.ensembles
+    (one,) = result.ensembles
     return {
         "deciles": {str(size): np.quantile(mi.numpy(), shares).round(5).tolist() for size, mi in one.scores.items()}
     }
 
 
-def draw_figure(to: Path, found: EnsembleDiagnosis) -> None:
+def draw_figure(to: Path, result: EnsembleDiagnosis) -> None:
     """Both panels: MI of OOD images, and its AUROC, by size of sub-ensembles."""
     figure, axes = new_figure(1, 2, width=4.4, height=3.2)
     left, right = axes[0]
-    (one,) = found.ensembles
+    (one,) = result.ensembles
     edges = np.geomspace(1e-4, max(float(one.ood_scores[1].max()), 1e-3), 41)
     for number, level in enumerate(one.levels):
         shade = 1 - number / len(one.levels)

@@ -58,34 +58,34 @@ PUBLISHED = {
 
 def main() -> None:
     """Extract, measure, compare, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--mlps", type=Path, required=True, help="trained MLPs are kept here")
-    options.add_argument("--epochs", type=int, default=4, help="of the MLPs")
-    options.add_argument("--width", type=int, default=64)
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
-    asked = options.parse_args()
-    train = read(asked.data, IN_DISTRIBUTION, train=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--mlps", type=Path, required=True, help="trained MLPs are kept here")
+    parser.add_argument("--epochs", type=int, default=4, help="of the MLPs")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
+    args = parser.parse_args()
+    train = read(args.data, IN_DISTRIBUTION, train=True)
     explicit = {
-        f"explicit x{width}": [member(asked.mlps, width, seed, train, asked.epochs) for seed in range(MEMBERS)]
-        for width in sorted({NARROW, asked.width})
+        f"explicit x{width}": [member(args.mlps, width, seed, train, args.epochs) for seed in range(MEMBERS)]
+        for width in sorted({NARROW, args.width})
     }
-    model = explicit[f"explicit x{asked.width}"][0]
+    model = explicit[f"explicit x{args.width}"][0]
     with torch.autocast("cpu", torch.bfloat16):  # as the MLPs were trained
-        found = extract_members(model, *train, members=MEMBERS)
-    ensembles = {"extracted": list(found), **explicit, "single": [model]}
-    sets = {name: load(asked.data, asked.mlps) for name, load in SETS.items()}
+        actual = extract_members(model, *train, members=MEMBERS)
+    ensembles = {"extracted": list(actual), **explicit, "single": [model]}
+    sets = {name: load(args.data, args.mlps) for name, load in SETS.items()}
     logits = {key: {name: logits_of(of, x) for name, (x, _) in sets.items()} for key, of in ensembles.items()}
     figures = {key: measured(of, sets[IN_DISTRIBUTION][1]) for key, of in logits.items()}
-    claims = verdicts(figures, asked.width)
+    claims = verdicts(figures, args.width)
     print("\n".join([*(row(key, of) for key, of in figures.items()), *claims]))
     result = {
-        "settings": {"epochs": asked.epochs, "width": asked.width, "members": MEMBERS, **asdict(MaskRecipe())},
-        "masks": {"diversity": round(found.diversity, 4), "kept": found.kept()},
+        "settings": {"epochs": args.epochs, "width": args.width, "members": MEMBERS, **asdict(MaskRecipe())},
+        "masks": {"diversity": round(actual.diversity, 4), "kept": actual.kept()},
         "ours": figures,
         "findings": claims,
     }
-    if asked.write:
+    if args.write:
         command = "python experiments/implicit_ensembles/masks.py --data DIR --mlps DIR --write"
         EXPECTED.write_text(json.dumps({"command": command, "published": PUBLISHED} | result, indent=1) + "\n")
         draw(logits)

@@ -75,33 +75,33 @@ TABLE_6 = {
 
 def main() -> None:
     """Extract, study, compare."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", type=Path, required=True)
-    options.add_argument("--cache", type=Path, help="keep the extracted columns here, about 1.2 GB")
-    options.add_argument("--limit", type=int, help="only the first N photographs")
-    options.add_argument("--resamples", type=int, default=1000)
-    options.add_argument("--figure", type=Path, help="draw the curves of EfficientNet-Lite0 (needs matplotlib)")
-    options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
-    found = {"photographs": asked.limit, "published": published(), "models": {}}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here, about 1.2 GB")
+    parser.add_argument("--limit", type=int, help="only the first N photographs")
+    parser.add_argument("--resamples", type=int, default=1000)
+    parser.add_argument("--figure", type=Path, help="draw the curves of EfficientNet-Lite0 (needs matplotlib)")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    result = {"photographs": args.limit, "published": published(), "models": {}}
     with tempfile.TemporaryDirectory() as place:
-        for name, table in extracted(asked.data, asked.cache or Path(place), asked.limit).items():
+        for name, table in extracted(args.data, args.cache or Path(place), args.limit).items():
             order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
             fitted, reported = (chosen_rows(table, half) for half in order.chunk(2))
-            found["photographs"] = len(table)
-            studies = {kind: studied(name, reported, fitted, kind, asked.resamples) for kind in ("own", "original")}
-            found["models"][name] = {
+            result["photographs"] = len(table)
+            studies = {kind: studied(name, reported, fitted, kind, args.resamples) for kind in ("own", "original")}
+            result["models"][name] = {
                 "checks": checks(studies["own"]),
                 "readings": readings(reported),
                 **{kind: summary(study) for kind, study in studies.items()},
             }
-            if asked.figure and name == LITES[0]:
-                rejection_figure(studies["own"], "mutual_information").savefig(asked.figure, dpi=110)
-    if asked.write:
+            if args.figure and name == LITES[0]:
+                rejection_figure(studies["own"], "mutual_information").savefig(args.figure, dpi=110)
+    if args.write:
         target = Path(__file__).parents[1] / "expected" / "implicit_ensembles_rejection.json"
         command = "python experiments/implicit_ensembles/rejection.py --data DIR --write"
-        target.write_text(in_lines({"command": command, **found}) + "\n")
-    print(json.dumps(found))
+        target.write_text(in_lines({"command": command, **result}) + "\n")
+    print(json.dumps(result))
 
 
 def extracted(data: Path, cache: Path, limit: int | None) -> dict[str, dubito.Table]:
@@ -148,14 +148,14 @@ def squeezenet(weights: Path) -> Classifier:
 def summary(study: RejectionStudy) -> dict:
     """A study in short: one line per order. AUROC, AURC and their differences to the entropy have intervals."""
     rows = []
-    for found in study.results:
-        order = found.order
+    for result in study.results:
+        order = result.order
         row = {"ensemble": order.ensemble, "uncertainty": order.uncertainty, "temperature": round(order.temperature, 4)}
-        row |= {key: round(getattr(found, key), 4) for key in ("accuracy", "nll", "calibration_error")}
-        row |= {key: round(found.figures[key].value, 4) for key in COVARIANCES}
-        row |= {key: interval(found.figures[key]) for key in RANKING}
-        if found.differences is not None:
-            row |= {f"{key}_difference": interval(found.differences[key]) for key in RANKING}
+        row |= {key: round(getattr(result, key), 4) for key in ("accuracy", "nll", "calibration_error")}
+        row |= {key: round(result.figures[key].value, 4) for key in COVARIANCES}
+        row |= {key: interval(result.figures[key]) for key in RANKING}
+        if result.differences is not None:
+            row |= {f"{key}_difference": interval(result.differences[key]) for key in RANKING}
         rows.append(row)
     return {"temperature": round(study.temperatures[-1], 4), "findings": study.findings(), "rows": rows}
 
@@ -179,8 +179,8 @@ def readings(table: dubito.Table) -> dict:
     return {
         way: {
             metric: {
-                found.order.size: round(found.figures[f"neg_{kind}_covariance_{metric}"].value, 4)
-                for found in study.results
+                result.order.size: round(result.figures[f"neg_{kind}_covariance_{metric}"].value, 4)
+                for result in study.results
             }
             for metric in ("accuracy", "nll")
         }
@@ -197,8 +197,8 @@ def checks(study: RejectionStudy) -> dict:
     accuracy, nll = "neg_acceptance_covariance_accuracy", "neg_acceptance_covariance_nll"
 
     def value(key: str, grid: int | None = None, uncertainty: str = "mutual_information", at: float = raw) -> float:
-        found = study.of("original", temperature=at) if grid is None else study.of(f"tiles_{grid}", uncertainty, at)
-        return round(found.calibration_error if key == "calibration" else found.figures[key].value, 4)
+        result = study.of("original", temperature=at) if grid is None else study.of(f"tiles_{grid}", uncertainty, at)
+        return round(result.calibration_error if key == "calibration" else result.figures[key].value, 4)
 
     def best(uncertainty: str, at: float) -> float:
         return min(value("aurc", grid, uncertainty, at) for grid in GRIDS)
@@ -238,9 +238,9 @@ def published() -> dict:
     }
 
 
-def in_lines(found: dict) -> str:
+def in_lines(result: dict) -> str:
     """JSON with one row a line: indented, but for lists of numbers and for dictionaries without another inside."""
-    text = json.dumps(found, indent=1)
+    text = json.dumps(result, indent=1)
     for innermost in (r"\[[^\[\]{}]*\]", r"\{[^{}]*\}"):
         text = re.sub(innermost, lambda part: " ".join(part[0].split()), text)
     return text

@@ -39,22 +39,20 @@ GRID = torch.linspace(-SPAN, SPAN, 201)
 
 def main() -> None:
     """Both readings of the noise, a table, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--steps", type=int, default=1000)
-    options.add_argument("--data-sets", type=int, default=5, help="four points each")
-    options.add_argument("--picture", type=Path, help="draw the first data set here")
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
-    asked = options.parse_args()
-    result = {"settings": {"steps": asked.steps, "data_sets": asked.data_sets, "learning_rate": RATE}}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--data-sets", type=int, default=5, help="four points each")
+    parser.add_argument("--picture", type=Path, help="draw the first data set here")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    result = {"settings": {"steps": args.steps, "data_sets": args.data_sets, "learning_rate": RATE}}
     result["published"] = {"text": "inverse relationship between sub-ensemble size and mean epistemic uncertainty"}
     for name, deviation in NOISES.items():
-        seeds = track(range(asked.data_sets), description=f"0.1 as {name}")
-        runs = [
-            measured(deviation, asked.steps, seed, asked.picture if name == "deviation" else None) for seed in seeds
-        ]
+        seeds = track(range(args.data_sets), description=f"0.1 as {name}")
+        runs = [measured(deviation, args.steps, seed, args.picture if name == "deviation" else None) for seed in seeds]
         result[f"0.1 is the {name}"] = summed_up(runs)
     print(as_table(result))
-    if asked.write:
+    if args.write:
         command = "python experiments/implicit_ensembles/toy.py --write"
         EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
     print(json.dumps(result))
@@ -151,9 +149,9 @@ def as_table(result: dict) -> str:
     """Uncertainty by size, and its exponent."""
     lines = ["", f"{'mean variance of 10 x s':24}" + "".join(f"{size:>10}" for size in SIZES) + f"{'exponent':>18}"]
     for name in (key for key in result if key.startswith("0.1")):
-        found = result[name]
-        cells = "".join(f"{value:10.5f}" for value in found["uncertainty"].values())
-        fall = f"{found['exponent']['mean']:.3f} ± {found['exponent']['deviation']:.3f}"
+        actual = result[name]
+        cells = "".join(f"{value:10.5f}" for value in actual["uncertainty"].values())
+        fall = f"{actual['exponent']['mean']:.3f} ± {actual['exponent']['deviation']:.3f}"
         lines.append(f"{name:24}{cells}{fall:>18}")
     return "\n".join(lines)
 

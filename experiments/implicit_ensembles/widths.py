@@ -55,35 +55,35 @@ PUBLISHED = {
 
 def main() -> None:
     """Every width, a table, a picture, one JSON object."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--more-data", type=Path, required=True)
-    options.add_argument("--mlps", type=Path, required=True, help="trained MLPs are kept here")
-    options.add_argument("--epochs", type=int, default=4)
-    options.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
-    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
-    asked = options.parse_args()
-    train = read(asked.more_data, IN_DISTRIBUTION, train=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--more-data", type=Path, required=True)
+    parser.add_argument("--mlps", type=Path, required=True, help="trained MLPs are kept here")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
+    args = parser.parse_args()
+    train = read(args.more_data, IN_DISTRIBUTION, train=True)
     sets = {
-        IN_DISTRIBUTION: read(asked.more_data, IN_DISTRIBUTION, train=False),
-        OOD: read(asked.more_data, OOD, train=False),
+        IN_DISTRIBUTION: read(args.more_data, IN_DISTRIBUTION, train=False),
+        OOD: read(args.more_data, OOD, train=False),
     }
-    sets[DIRTY] = dirty_mnist(asked.more_data, asked.mlps)
-    found, information, ood = {}, {}, {}
-    for width in asked.widths:
-        members = [member(asked.mlps, width, seed, train, asked.epochs) for seed in range(MEMBERS)]
+    sets[DIRTY] = dirty_mnist(args.more_data, args.mlps)
+    actual, information, ood = {}, {}, {}
+    for width in args.widths:
+        members = [member(args.mlps, width, seed, train, args.epochs) for seed in range(MEMBERS)]
         logits = {name: logits_of(members, x) for name, (x, _) in sets.items()}
-        found[width], information[width] = measured(logits, {name: y for name, (_, y) in sets.items()})
+        actual[width], information[width] = measured(logits, {name: y for name, (_, y) in sets.items()})
         ood[width] = Table(members_logit=logits[OOD].transpose(0, 1), name=f"width x{width}")
-        print(row(width, found[width]), flush=True)
+        print(row(width, actual[width]), flush=True)
     collapse = diagnose_ensemble(ood)
     print(collapse)
     result = {
-        "settings": {"epochs": asked.epochs, "widths": asked.widths, "members": MEMBERS},
+        "settings": {"epochs": args.epochs, "widths": args.widths, "members": MEMBERS},
         "published": {"widths": list(WIDTHS), **PUBLISHED},
-        "widths": found,
+        "widths": actual,
         "collapse": collapse.to_dict(),
     }
-    if asked.write:
+    if args.write:
         command = "python experiments/implicit_ensembles/widths.py --more-data DIR --mlps DIR --write"
         EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
         draw(information)

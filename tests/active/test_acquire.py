@@ -81,8 +81,10 @@ def test_a_score_that_learns_is_fitted_on_the_labelled_rows_and_left_as_it_was()
 
 @pytest.mark.parametrize("score", [dubito.Neighbours(), dubito.Temperature()])
 def test_a_score_that_learns_needs_labelled_rows(score):
-    told = rf"{score.name} learns .* no rows of table in memory are labelled\. Pass labelled=\.\.\., or a fitted score"
-    with pytest.raises(TableError, match=told):
+    message = (
+        rf"{score.name} learns .* no rows of table in memory are labelled\. Pass labelled=\.\.\., or a fitted score"
+    )
+    with pytest.raises(TableError, match=message):
         Acquire("top", score).pick(images(), 3)
     fitted = deepcopy(score).fit(images(seed=1))
     assert len(Acquire("top", fitted).pick(images(), 3)) == 3
@@ -150,11 +152,11 @@ def test_csv_has_id_round_u_and_rank(tmp_path):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loop_learns(strategy):
-    found = Acquire(strategy).run(images(), rounds=3, count=10, start=6, test=images(100, 1))
-    assert [labelled for labelled, _ in found.curve] == [6, 16, 26, 36]
-    assert found.curve[-1][1] > 0.6
-    assert len(set(found.labelled.tolist())) == 36
-    assert "36" in str(found)
+    result = Acquire(strategy).run(images(), rounds=3, count=10, start=6, test=images(100, 1))
+    assert [labelled for labelled, _ in result.curve] == [6, 16, 26, 36]
+    assert result.curve[-1][1] > 0.6
+    assert len(set(result.labelled.tolist())) == 36
+    assert "36" in str(result)
 
 
 def test_a_loop_over_files_whose_names_are_not_utf8():
@@ -171,12 +173,12 @@ def test_a_loop_ends_when_nothing_is_left(tmp_path):
         return dubito.Margin()
 
     options = {"rounds": 9, "count": 8, "start": 6, "trainer": trainer, "to": tmp_path}
-    found = Acquire("top").run(images(20), **options)
-    assert Acquire("top").run(images(20), **options).to_dict() == found.to_dict()
+    result = Acquire("top").run(images(20), **options)
+    assert Acquire("top").run(images(20), **options).to_dict() == result.to_dict()
     assert calls == [6, 14, 20]  # and is not trained again
-    assert [labelled for labelled, _ in found.curve] == [6, 14, 20]
-    assert found.rounds[-1].picks is None
-    assert found.rounds[-1].accuracy is None
+    assert [labelled for labelled, _ in result.curve] == [6, 14, 20]
+    assert result.rounds[-1].picks is None
+    assert result.rounds[-1].accuracy is None
 
 
 @pytest.mark.parametrize(
@@ -196,10 +198,10 @@ def test_a_trainer_may_return_a_score_uncertainties_or_a_table(answer):
         seen.append(rows.tolist())
         return answer(pool, rows)
 
-    found = Acquire("top").run(table, rounds=2, count=5, start=[7, 3], trainer=trainer, test=table)
+    result = Acquire("top").run(table, rounds=2, count=5, start=[7, 3], trainer=trainer, test=table)
     assert seen[0] == [3, 7]
     assert len(seen) == 3
-    assert seen[1] == sorted([3, 7, *found.rounds[0].picks.rows.tolist()])
+    assert seen[1] == sorted([3, 7, *result.rounds[0].picks.rows.tolist()])
 
 
 class Forgetful:
@@ -208,7 +210,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (lambda table: table.rows([0, 1, 2]), r"the pool with other columns or .*; got a table of 3 rows\. End it"),
         (
@@ -223,8 +225,8 @@ class Forgetful:
         (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must return a table; got NoneType"),
     ],
 )
-def test_a_trainer_that_returns_something_else_is_refused(answer, told):
-    with pytest.raises(TableError, match=told):
+def test_a_trainer_that_returns_something_else_is_refused(answer, message):
+    with pytest.raises(TableError, match=message):
         Acquire("top").run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: answer(table))
 
 
@@ -233,8 +235,8 @@ def test_a_trainer_may_spoil_the_rows_that_it_is_given():
         rows += 50
         return dubito.Margin()
 
-    found = Acquire("top").run(images(), rounds=2, count=5, start=[7, 3], trainer=trainer)
-    assert len(set(found.labelled.tolist())) == 12
+    result = Acquire("top").run(images(), rounds=2, count=5, start=[7, 3], trainer=trainer)
+    assert len(set(result.labelled.tolist())) == 12
 
 
 def test_a_loop_never_trains_on_images_without_label_whoever_trains():
@@ -243,8 +245,8 @@ def test_a_loop_never_trains_on_images_without_label_whoever_trains():
         Acquire().run(nothing, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
     # A trainer that keeps its labels elsewhere.
     bare = nothing.select("logit", "id")
-    found = Acquire("top").run(bare, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
-    assert len(found.labelled) == 3
+    result = Acquire("top").run(bare, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
+    assert len(result.labelled) == 3
 
 
 def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
@@ -254,27 +256,27 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
     options = {"rounds": 2, "count": 5, "start": range(10), "to": tmp_path}
     with pytest.raises(
         TableError, match=r"5 of 15 rows of .* have no label yet \(-1\): 'photo, .* and 2 more. Label them"
-    ) as told:
+    ) as caught:
         Acquire("top").run(partly, **options)
     where = f"They are in {tmp_path / 'picks.csv'}: fill in its column label."
-    assert str(told.value).endswith(f"run the same call again. {where}")
-    asked = [int(row["id"].split()[1]) for row in written(tmp_path)]
+    assert str(caught.value).endswith(f"run the same call again. {where}")
+    requested = [int(row["id"].split()[1]) for row in written(tmp_path)]
     label = partly.label.clone()
-    label[asked] = whole.label[asked]
+    label[requested] = whole.label[requested]
     with pytest.raises(TableError, match="5 of 20 rows of"):
         Acquire("top").run(partly.extended(label=label), **options)
-    found = Acquire("top").run(whole, **options)
-    assert found.labelled.tolist()[10:15] == asked
-    assert len(found.labelled) == 20
+    result = Acquire("top").run(whole, **options)
+    assert result.labelled.tolist()[10:15] == requested
+    assert len(result.labelled) == 20
 
 
 def test_a_loop_can_start_without_any_label(tmp_path):
     whole = images()
     options = {"rounds": 2, "count": 5, "start": 10}
     nothing = whole.extended(label=torch.full((120,), -1))
-    with pytest.raises(TableError, match="10 of 10 rows of") as told:
+    with pytest.raises(TableError, match="10 of 10 rows of") as caught:
         Acquire("power").run(nothing, **options, to=tmp_path)
-    assert f"They are in {tmp_path / 'picks.csv'}: " in str(told.value)
+    assert f"They are in {tmp_path / 'picks.csv'}: " in str(caught.value)
     expected = Acquire("power").run(whole, **options)
     begun = written(tmp_path)
     assert [row["id"] for row in begun] == [f"photo, {row}" for row in expected.start]
@@ -305,8 +307,8 @@ def test_a_loop_that_waits_for_its_first_labels_keeps_its_start_and_may_change_t
     with pytest.raises(ArtefactError, match=r"another loop; these arguments differ: pool\. Use another"):
         Acquire("top").run(images(seed=1), rounds=1, count=5, start=10, to=tmp_path)
     assert (tmp_path / "picks.csv").read_bytes() == before
-    found = Acquire("random").run(images(), rounds=1, count=4, start=10, to=tmp_path)
-    assert found.to_dict() == Acquire("random").run(images(), rounds=1, count=4, start=10).to_dict()
+    result = Acquire("random").run(images(), rounds=1, count=4, start=10, to=tmp_path)
+    assert result.to_dict() == Acquire("random").run(images(), rounds=1, count=4, start=10).to_dict()
 
 
 def test_a_first_choice_that_fails_can_be_mended_in_the_same_folder(tmp_path):
@@ -322,7 +324,7 @@ def test_a_loop_without_a_start_leaves_the_folder_free(tmp_path):
     assert len(Acquire().run(images(), rounds=1, count=3, start=10, to=tmp_path).labelled) == 13
 
 
-def test_a_csv_that_cannot_be_written_is_told(tmp_path):
+def test_a_csv_that_cannot_be_written_is_reported(tmp_path):
     with pytest.raises(ArtefactError, match=r"cannot be saved .*\(Is a directory\)\. Choose another place"):
         Acquire().pick(images(10), 1).to_csv(tmp_path)
 
@@ -348,13 +350,13 @@ def test_a_loop_that_stops_goes_on_and_ends_the_same(strategy, tmp_path):
     with pytest.raises(Stop):
         Acquire(strategy).run(images(), **options, trainer=trainer, to=tmp_path)
     assert len((tmp_path / "picks.csv").read_text().splitlines()) == 11
-    found = Acquire(strategy).run(images(), **options, trainer=trainer, to=tmp_path)
+    result = Acquire(strategy).run(images(), **options, trainer=trainer, to=tmp_path)
     assert calls == [6, 11, 16, 16, 21, 26]  # the two rounds that were done are not done again
     again = Acquire(strategy).run(images(), **options, trainer=trainer, to=tmp_path)
     assert len(calls) == 6
-    assert again.to_dict() == found.to_dict()
+    assert again.to_dict() == result.to_dict()
     if strategy == "batch_bald":  # the same trainer as in the whole loop
-        assert found.to_dict() == whole.to_dict()
+        assert result.to_dict() == whole.to_dict()
 
 
 def test_a_killed_process_loses_no_round(tmp_path):
@@ -380,8 +382,8 @@ dubito.Acquire("power").run(pool, rounds=3, count=5, start=6, trainer=Trainer(),
             assert len(rows) >= 16, "the first two rounds are done"
             return LinearTrainer()(table, rows)
 
-    found = Acquire("power").run(pool, rounds=3, count=5, start=6, trainer=Trainer(), to=tmp_path)
-    assert found.to_dict() == Acquire("power").run(pool, rounds=3, count=5, start=6).to_dict()
+    result = Acquire("power").run(pool, rounds=3, count=5, start=6, trainer=Trainer(), to=tmp_path)
+    assert result.to_dict() == Acquire("power").run(pool, rounds=3, count=5, start=6).to_dict()
 
 
 def test_a_finished_loop_can_be_prolonged(tmp_path):
@@ -410,8 +412,8 @@ def test_another_loop_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_json_is_plain():
-    found = Acquire("core_set").run(images(30), rounds=1, count=2, start=3, test=images(20, 1))
-    assert json.loads(json.dumps(found.to_dict()))["rounds"][0]["picks"]["u"] is None
+    result = Acquire("core_set").run(images(30), rounds=1, count=2, start=3, test=images(20, 1))
+    assert json.loads(json.dumps(result.to_dict()))["rounds"][0]["picks"]["u"] is None
 
 
 def test_the_learning_curve_is_drawn():

@@ -101,9 +101,9 @@ def test_members_that_are_told_apart_are_asked_anew():
 
 def test_the_lines_in_memory_are_few_for_many_members_and_classes(monkeypatch):
     monkeypatch.setattr(module, "_NUMBERS", 3 * 12)
-    asked, p = [], members(20)
-    bald(lambda rows: asked.append(len(rows)) or p[rows], single(p), 4)
-    assert max(asked) == 3
+    args, p = [], members(20)
+    bald(lambda rows: args.append(len(rows)) or p[rows], single(p), 4)
+    assert max(args) == 3
 
 
 def test_the_same_seed_gives_the_same_batch():

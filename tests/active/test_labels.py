@@ -58,9 +58,9 @@ def test_a_loop_goes_on_with_what_people_wrote_into_its_picks(tmp_path, saved, a
         with pytest.raises(TableError, match=f"{waiting} rows of table in memory have no label yet"):
             Acquire("power").run(table, **options)
         fill(tmp_path / "picks.csv", lambda name: answers[int(name[5:-4]) % 3], **saved)
-    found = Acquire("power").run(table, **options)
+    result = Acquire("power").run(table, **options)
     whole = Acquire("power").run(table.extended(label=torch.arange(60) % 3), **options | {"to": None})
-    assert found.to_dict() == whole.to_dict()
+    assert result.to_dict() == whole.to_dict()
     # Nothing of what people wrote is gone, of the first images neither.
     lines = read_labels(tmp_path / "picks.csv").lines
     assert len(lines) == 17
@@ -164,9 +164,9 @@ def test_a_folder_is_left_alone_when_its_picks_cannot_be_read(tmp_path):
 def test_corrected_issues_become_labels(tmp_path):
     table = Table(feature=torch.eye(3), id=list("abc"), label=[0, 1, 1], loss=[0.1, 0.2, 0.3], classes=["x", "y"])
     (tmp_path / "s.csv").write_text("id,label,suggested,margin,u,row\nb,x,x,1.0,0.1,1\nc,-1,x,0.5,0.1,2\n")
-    found = add_labels(table, tmp_path / "s.csv")
-    assert found.label.tolist() == [0, 0, 1]
-    assert "loss" not in found
+    result = add_labels(table, tmp_path / "s.csv")
+    assert result.label.tolist() == [0, 0, 1]
+    assert "loss" not in result
     assert table.label.tolist() == [0, 1, 1]
     assert "loss" in add_labels(table)
 
@@ -183,42 +183,42 @@ def test_class_names_that_are_numbers_or_shared(tmp_path):
         add_labels(table, path)
 
 
-def test_what_cannot_be_a_label_is_told(tmp_path):
+def test_what_cannot_be_a_label_is_reported(tmp_path):
     table, path = Table(feature=torch.eye(3), id=["a", "b", "b"]), tmp_path / "l.csv"
 
-    def told(text: str, **options):
+    def message(text: str, **options):
         path.write_text(text)
         return add_labels(table, path, **options)
 
     with pytest.raises(
         TableError, match=r"the label of 'a' must be a number from 0 on, .*got 'cat'\. Correct it, or name"
     ):
-        told("id,label\na,cat\n")
+        message("id,label\na,cat\n")
     with pytest.raises(TableError, match=r"must be one of the 1 classes, 'dog', or a number below 1; got '1'\."):
-        told("id,label\na,1\n", classes=["dog"])
+        message("id,label\na,1\n", classes=["dog"])
     with pytest.raises(TableError, match=r"got '1\.5'"):
-        told("id,label\na,1.5\n")
+        message("id,label\na,1.5\n")
     with pytest.raises(TableError, match=r"must have a column label; it has id\. Add one"):
-        told("id\na\n")
+        message("id\na\n")
     with pytest.raises(ArtefactError, match=r"must have a column id; it has name, label\."):
-        told("name,label\na,1\n")
+        message("name,label\na,1\n")
     with pytest.raises(ArtefactError, match=r"must have a column id; it has none\."):
-        told("")
+        message("")
     with pytest.raises(
         ArtefactError, match=r"must have 2 cells per line, as its header has; line 2, of 'a', has 3\. Quote"
     ):
-        told("id,label\na,b,1\n")
+        message("id,label\na,b,1\n")
     with pytest.raises(ArtefactError, match=r"one label per image; 'a' has '1' and, in line 4, '2'\. Keep one"):
-        told("id,label\na,1\n\na,2\n")
+        message("id,label\na,1\n\na,2\n")
     with pytest.raises(TableError, match=r"'b' names 2 of table in memory\. Make ids unique"):
-        told("id,label\nb,1\n")
+        message("id,label\nb,1\n")
     with pytest.warns(DubitoWarning, match=r"1 of 2 labelled ids are not in table in memory: '1'\. Spreadsheets may"):
-        assert told("id,label\n1,0\na,2\n\n").label.tolist() == [2, -1, -1]
+        assert message("id,label\n1,0\na,2\n\n").label.tolist() == [2, -1, -1]
     with pytest.raises(TableError, match="at least one name, all different; got 'a', 'A'"):
-        told("id,label\na,1\n", classes=["a", "A"])
+        message("id,label\na,1\n", classes=["a", "A"])
     (tmp_path / "m.csv").write_text("id,label\na,3\n")
     with pytest.raises(TableError, match=r"'a' has 2 in an earlier file and 3 in '.*m\.csv'\. Correct one"):
-        add_labels(table, path, tmp_path / "m.csv") if told("id,label\na,2\n") else None
+        add_labels(table, path, tmp_path / "m.csv") if message("id,label\na,2\n") else None
     labelled = table.extended(label=[0, 1, 2])
     with pytest.raises(TableError, match=r"has already, the classes of the model; got 'cat'\. Leave out classes, or"):
         add_labels(labelled, classes=["cat"])

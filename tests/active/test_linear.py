@@ -20,20 +20,20 @@ def pool(n: int = 80, seed: int = 0) -> Table:
 def test_weights_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), rng.integers(3, size=60)
-    found = fit_linear(x, y, np.zeros((4, 3)), 2.0)
+    result = fit_linear(x, y, np.zeros((4, 3)), 2.0)
     theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x, y)
-    np.testing.assert_allclose(found[:-1], theirs.coef_.T, atol=1e-4)
-    np.testing.assert_allclose(found[-1] - found[-1].mean(), theirs.intercept_ - theirs.intercept_.mean(), atol=1e-3)
+    np.testing.assert_allclose(result[:-1], theirs.coef_.T, atol=1e-4)
+    np.testing.assert_allclose(result[-1] - result[-1].mean(), theirs.intercept_ - theirs.intercept_.mean(), atol=1e-3)
 
 
 def test_fewer_rows_than_features_are_no_other_classifier():
     """The trainer looks in the span of the rows; scikit-learn looks everywhere."""
     draw = torch.Generator().manual_seed(1)
     table = Table(feature=torch.randn(50, 30, generator=draw) + 5, label=torch.arange(50) % 3)
-    found = LinearTrainer(strength=2.0)(table, torch.arange(12))
-    x = (table.feature.double().numpy() - found.mean) / found.scale
+    result = LinearTrainer(strength=2.0)(table, torch.arange(12))
+    x = (table.feature.double().numpy() - result.mean) / result.scale
     theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x[:12], table.label[:12].numpy())
-    np.testing.assert_allclose(found.heads[0, :-1], theirs.coef_.T, atol=1e-4)
+    np.testing.assert_allclose(result.heads[0, :-1], theirs.coef_.T, atol=1e-4)
 
 
 def test_a_member_is_the_optimum_around_its_own_prior():
@@ -51,43 +51,45 @@ def test_members_differ_most_where_nothing_is_labelled():
     draw = torch.Generator().manual_seed(0)
     feature = torch.zeros(200, 10)
     feature[:100, :5], feature[100:, 5:] = torch.randn(2, 100, 5, generator=draw)
-    said = LinearTrainer(members=20)(table := Table(feature=feature, label=torch.arange(200) % 3), torch.arange(60))
-    information = MutualInformation().score(said.extend(table))
+    predicted = LinearTrainer(members=20)(
+        table := Table(feature=feature, label=torch.arange(200) % 3), torch.arange(60)
+    )
+    information = MutualInformation().score(predicted.extend(table))
     assert information[100:].median() > 1.5 * information[:100].median()
 
 
 def test_a_class_without_a_label_is_never_predicted():
     table = pool()
     rows = torch.tensor([row for row in range(20) if table.label[row] != 2])
-    said = LinearTrainer()(table, rows).extend(table)
-    assert said.logit.shape == (80, 3)
-    assert 2 not in said.logit.argmax(1).tolist()
+    predicted = LinearTrainer()(table, rows).extend(table)
+    assert predicted.logit.shape == (80, 3)
+    assert 2 not in predicted.logit.argmax(1).tolist()
 
 
 def test_the_first_labels_may_be_all_alike():
     """People begin with a few images, and all of them are cats."""
     table = pool().select("feature").extended(label=torch.where(torch.arange(80) < 5, 0, -1))
-    said = LinearTrainer(members=3)(table, torch.arange(5)).extend(table)
-    assert said.shape("logit") == (80, 2)
-    assert MutualInformation().score(said).isfinite().all()
+    predicted = LinearTrainer(members=3)(table, torch.arange(5)).extend(table)
+    assert predicted.shape("logit") == (80, 2)
+    assert MutualInformation().score(predicted).isfinite().all()
 
 
 def test_columns_are_alike_in_blocks_and_as_a_whole():
     table = pool(700)
-    said = LinearTrainer(members=3)(table, torch.arange(30)).extend(table)
-    assert said.shape("members_logit") == (700, 3, 3)
+    predicted = LinearTrainer(members=3)(table, torch.arange(30)).extend(table)
+    assert predicted.shape("members_logit") == (700, 3, 3)
     rows = torch.tensor([650, 3, 600])
-    torch.testing.assert_close(said.rows(rows).logit, said.logit[rows])
-    assert said.rows([]).logit.shape == (0, 3)
-    assert (said.logit.argmax(1) == table.label).double().mean() > 0.9
-    members = said.whole("members_logit")
+    torch.testing.assert_close(predicted.rows(rows).logit, predicted.logit[rows])
+    assert predicted.rows([]).logit.shape == (0, 3)
+    assert (predicted.logit.argmax(1) == table.label).double().mean() > 0.9
+    members = predicted.whole("members_logit")
     assert not torch.allclose(members[:, 0], members[:, 1])
 
 
 def test_what_another_model_said_is_gone():
     table = pool().extended(loss=torch.zeros(80), members=torch.zeros(80, 7), logit=torch.zeros(80, 3))
-    said = LinearTrainer()(table, torch.arange(30)).extend(table)
-    assert set(said.columns) == {"feature", "label", "logit"}
+    predicted = LinearTrainer()(table, torch.arange(30)).extend(table)
+    assert set(predicted.columns) == {"feature", "label", "logit"}
 
 
 def test_what_cannot_be_trained_is_refused():

@@ -59,7 +59,7 @@ def look(module: nn.Module, images=PIXELS, labels=LABELS, transform=HALF, **opti
     return audit(model, images, labels=labels, workers=0, progress=False, **options)
 
 
-def only(found: Audit):
+def only(result: Audit):
     """The one finding."""
-    assert len(found.issues) == 1, str(found)
-    return found.issues[0]
+    assert len(result.issues) == 1, str(result)
+    return result.issues[0]

@@ -23,31 +23,31 @@ def _tiny(one_thread):
 
 
 def test_a_healthy_set_up_has_no_finding(healthy):
-    found = healthy
-    assert found.issues == []
-    assert found.ok
-    assert found.figures["accuracy"] > 0.9
-    text = str(found)
+    result = healthy
+    assert result.issues == []
+    assert result.ok
+    assert result.figures["accuracy"] > 0.9
+    text = str(result)
     assert text.startswith("colours on 120 of 120 images of ")
-    assert f"(accuracy {100 * found.figures['accuracy']:.1f} %): nothing wrong was found.\nLooked for: unread" in text
+    assert f"(accuracy {100 * result.figures['accuracy']:.1f} %): nothing wrong was found.\nLooked for: unread" in text
     for fault in ("train mode", "labels off by one", NORMALISED, "duplicates across the sets", "dead features"):
-        assert fault in found.checked
-    assert found.unchecked == {}
-    assert found.partly == {}
+        assert fault in result.checked
+    assert result.unchecked == {}
+    assert result.partly == {}
 
 
 def test_without_labels_it_says_what_it_could_not_look_for():
-    found = look(Colours(), labels=None)
-    assert found.issues == []
-    assert found.figures["accuracy"] is None
-    assert found.unchecked["labels off by one"] == "no labels"
-    assert found.unchecked["duplicates across the sets"] == "needs a second set: against="
-    assert "Not looked for: class names" in str(found)
+    result = look(Colours(), labels=None)
+    assert result.issues == []
+    assert result.figures["accuracy"] is None
+    assert result.unchecked["labels off by one"] == "no labels"
+    assert result.unchecked["duplicates across the sets"] == "needs a second set: against="
+    assert "Not looked for: class names" in str(result)
 
 
 def test_json_is_plain():
-    found = look(Colours(), labels=LABELS + 1)
-    again = json.loads(json.dumps(found.to_dict()))
+    result = look(Colours(), labels=LABELS + 1)
+    again = json.loads(json.dumps(result.to_dict()))
     assert again["ok"] is False
     assert again["issues"][0]["evidence"]["shift"] == -1
     assert again["rows"] == again["of"] == COUNT
@@ -60,21 +60,21 @@ def test_a_model_that_cannot_be_understood_for_another_reason_still_says_so():
 
 def test_a_sample_is_drawn_by_its_seed():
     images = Labelled(ArrayImages(images=PIXELS), torch.from_numpy(LABELS))
-    found = [look(Colours(), images, None, limit=60, seed=seed) for seed in (0, 0, 1)]
-    assert [(entry.rows, entry.of) for entry in found] == [(60, COUNT)] * 3
-    assert found[0].figures == found[1].figures != found[2].figures
+    result = [look(Colours(), images, None, limit=60, seed=seed) for seed in (0, 0, 1)]
+    assert [(entry.rows, entry.of) for entry in result] == [(60, COUNT)] * 3
+    assert result[0].figures == result[1].figures != result[2].figures
 
 
 def test_it_says_how_many_images_were_compared():
-    found = look(Colours(), against=pictures(50, seed=1)[0], compare=40)
-    assert found.issues == []
+    result = look(Colours(), against=pictures(50, seed=1)[0], compare=40)
+    assert result.issues == []
     within, across = "duplicates within the set", "duplicates across the sets"
-    assert found.partly[within] == "40 of 120 images of this set were compared"
-    assert found.partly[across] == "40 of 120 images of this set and 40 of 50 images of the other set were compared"
-    assert f"{within} (40 of 120 images of this set were compared), {across} (40 of" in str(found)
-    assert found.to_dict()["partly"] == found.partly
-    found = look(Colours(), against=PIXELS, compare=40)
-    assert "among all of them, an estimated 100.0 % are in both" in found.issues[0].what
+    assert result.partly[within] == "40 of 120 images of this set were compared"
+    assert result.partly[across] == "40 of 120 images of this set and 40 of 50 images of the other set were compared"
+    assert f"{within} (40 of 120 images of this set were compared), {across} (40 of" in str(result)
+    assert result.to_dict()["partly"] == result.partly
+    result = look(Colours(), against=PIXELS, compare=40)
+    assert "among all of them, an estimated 100.0 % are in both" in result.issues[0].what
 
 
 def test_what_cannot_be_audited():
@@ -106,7 +106,7 @@ def test_worker_processes_give_the_same(tmp_path: Path):
 
 def test_a_smaller_draw_is_part_of_a_larger_one():
     images = ArrayImages(inputs=draw(50, 4))
-    few, many = (draw_subset(images, limit, 3).ids for limit in (10, 30))
-    assert set(few) < set(many)
-    assert few == sorted(few)
+    subset, many = (draw_subset(images, limit, 3).ids for limit in (10, 30))
+    assert set(subset) < set(many)
+    assert subset == sorted(subset)
     assert list(draw_subset(images, 100, 3).ids) == list(images.ids)

@@ -72,8 +72,8 @@ def test_predictions_that_have_nothing_to_do_with_the_labels():
 
 def test_duplicates_within_and_across():
     twice = np.concatenate([PIXELS, PIXELS[:6]])
-    found = look(Colours(), twice, np.concatenate([LABELS, (LABELS[:6] + 1) % 8]))
-    finding = only(found)
+    result = look(Colours(), twice, np.concatenate([LABELS, (LABELS[:6] + 1) % 8]))
+    finding = only(result)
     assert (finding.check, finding.severity) == ("duplicates within the set", "suspicious")
     assert finding.evidence["exact"] == 6
     assert finding.evidence["different_labels"] == 6
@@ -96,8 +96,8 @@ def test_near_duplicates_are_found_after_jpeg_and_resizing(tmp_path):
             (tmp_path / "other").mkdir()
             picture.resize((48, 48)).save(tmp_path / "other" / "copy.jpg", quality=80)
     transform = dubito.Preprocess((8, 8), 8, mean=(0.5,) * 3, std=(0.5,) * 3)
-    found = look(Colours(), tmp_path / "one", None, transform, against=tmp_path / "other")
-    assert found.issues[0].evidence["pairs"] == {"near": [["4.png", "copy.jpg"]]}
+    result = look(Colours(), tmp_path / "one", None, transform, against=tmp_path / "other")
+    assert result.issues[0].evidence["pairs"] == {"near": [["4.png", "copy.jpg"]]}
 
 
 def test_images_that_cannot_be_read_are_counted_and_left_out(tmp_path):
@@ -109,9 +109,9 @@ def test_images_that_cannot_be_read_are_counted_and_left_out(tmp_path):
     assert finding.evidence == {"unreadable": 1, "images": 40, "ids": ["05.png"]}
     for path in tmp_path.iterdir():
         path.write_bytes(b"no image")
-    found = look(Colours(), tmp_path, None)
-    assert only(found).evidence["unreadable"] == 40
-    assert not found.ok
+    result = look(Colours(), tmp_path, None)
+    assert only(result).evidence["unreadable"] == 40
+    assert not result.ok
 
 
 def test_class_names_that_the_model_does_not_know(tmp_path):

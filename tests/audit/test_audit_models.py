@@ -17,7 +17,7 @@ def _tiny(one_thread):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         dubito.Preprocess((8, 8)),
         dubito.Preprocess((8, 8), mean=(0.0,) * 3, std=(1.0,) * 3),
@@ -26,14 +26,14 @@ def _tiny(one_thread):
     ],
     ids=["imagenet", "0..1", "0..255", "a function to 0..1"],
 )
-def test_wrong_normalisation(given, healthy):
-    found = look(Colours(), transform=given)
+def test_wrong_normalisation(value, healthy):
+    result = look(Colours(), transform=value)
     # Both are right here: 127 / 255 is nearly one half.
-    best = next(finding for finding in found.issues if finding.check == NORMALISED)
+    best = next(finding for finding in result.issues if finding.check == NORMALISED)
     assert best.severity == "wrong"
     assert best.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
     assert best.evidence["accuracy_then"] == pytest.approx(healthy.figures["accuracy"], abs=0.02)
-    assert best.evidence["accuracy"] == found.figures["accuracy"] < best.evidence["accuracy_then"] - 0.04
+    assert best.evidence["accuracy"] == result.figures["accuracy"] < best.evidence["accuracy_then"] - 0.04
     assert "accuracy is 9" in best.what
     assert "McNemar's exact test, p < 1e-" in best.what
     assert "transform=dubito.Preprocess(..., mean=(0." in best.repair
@@ -53,17 +53,17 @@ def test_ready_inputs_that_look_like_pixels():
     ready = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255
     finding = next(entry for entry in look(Colours(), images=ready).issues if entry.check == NORMALISED)
     assert finding.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
-    found = look(Colours(), images=2 * ready - 1)
-    assert found.issues == []
-    assert found.unchecked["other normalisations"] == "the scale of the inputs is not known"
+    result = look(Colours(), images=2 * ready - 1)
+    assert result.issues == []
+    assert result.unchecked["other normalisations"] == "the scale of the inputs is not known"
 
 
 def test_train_mode_is_measured_and_nothing_changes():
     module = Colours(middle=Batched()).train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     state = torch.get_rng_state()
-    found = look(module, eval=False)
-    finding = only(found)
+    result = look(module, eval=False)
+    finding = only(result)
     assert (finding.check, finding.severity) == ("train mode", "wrong")
     assert finding.evidence["names"] == ["middle.norm", "middle.drop"]
     assert finding.evidence["change_from_eval"] > 0.1
@@ -125,12 +125,12 @@ def test_saturated_softmax():
 
 
 def test_a_softmax_that_is_saturated_in_float32_alone_is_not_wrong():
-    found = look(Colours(sharpness=60))
-    finding = only(found)
+    result = look(Colours(sharpness=60))
+    finding = only(result)
     assert (finding.check, finding.severity) == ("saturated softmax", "suspicious")
     assert finding.evidence["exactly_one"] > 0.05
     assert finding.evidence["exactly_one_in_float64"] < 0.05
-    assert found.ok
+    assert result.ok
 
 
 class Padded(nn.Module):
@@ -168,8 +168,8 @@ def test_one_class_for_all():
     module = Colours()
     with torch.no_grad():
         module.fc.bias[5] = 100
-    found = look(module)
-    finding = next(entry for entry in found.issues if entry.check == "one class for all")
+    result = look(module)
+    finding = next(entry for entry in result.issues if entry.check == "one class for all")
     assert finding.severity == "wrong"
     assert (
         finding.what
@@ -190,15 +190,15 @@ def test_a_rare_class_that_is_never_predicted_is_not_called_wrong(rare, severity
     module = Colours()
     with torch.no_grad():
         module.fc.bias[5] = 1
-    found = look(module, pixels, labels)
-    assert [entry.severity for entry in found.issues] == ([] if severity is None else [severity])
+    result = look(module, pixels, labels)
+    assert [entry.severity for entry in result.issues] == ([] if severity is None else [severity])
     if severity is None:
         reason = f"too few images have another label than the most common one: {rare} of 200"
-        assert found.unchecked["one class for all"] == reason
+        assert result.unchecked["one class for all"] == reason
     else:
         what = f"All 200 images are classified as class 5, although {rare} have another label than the most common one."
-        assert found.issues[0].what == what
-        assert ("are rare in the training data too" in found.issues[0].repair) == (severity == "suspicious")
+        assert result.issues[0].what == what
+        assert ("are rare in the training data too" in result.issues[0].repair) == (severity == "suspicious")
 
 
 def test_nan_names_its_images():

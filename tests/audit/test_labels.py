@@ -15,10 +15,10 @@ def test_the_best_shift_is_found_among_all():
     labels = numbers(60, 90)
     predicted = labels + 7
     predicted[:20] = numbers(20, 100, seed=1)
-    found = check_counting(predicted, labels, 100, None)
-    assert found.outcome[0].evidence["shift"] == 7
-    assert found.outcome[0].evidence["accuracy_then"] >= 40 / 60
-    assert torch.equal(found.labels, labels + 7)
+    result = check_counting(predicted, labels, 100, None)
+    assert result.outcome[0].evidence["shift"] == 7
+    assert result.outcome[0].evidence["accuracy_then"] >= 40 / 60
+    assert torch.equal(result.labels, labels + 7)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -90,10 +90,10 @@ def test_exchanged_classes_are_no_shift(order):
     predicted = torch.tensor(order)[labels]
     counted = check_counting(predicted, labels, 3, None)
     assert counted.outcome == []
-    found = check_order(predicted, labels, None, than=counted.labels)
+    result = check_order(predicted, labels, None, than=counted.labels)
     moved = {str(label): answer for label, answer in enumerate(order) if label != answer}
-    assert found.outcome[0].evidence["order"] == moved
-    assert torch.equal(found.labels, predicted)
+    assert result.outcome[0].evidence["order"] == moved
+    assert torch.equal(result.labels, predicted)
 
 
 def test_exchanged_classes_that_count_from_one():
@@ -146,18 +146,18 @@ def test_one_class_in_another_place():
     assert finding.what.endswith("Label -> class: 2 (cow) -> 4.")
 
 
-def two_classes(n: int, positives: int, found: int, alarms: int) -> tuple[torch.Tensor, torch.Tensor]:
+def two_classes(n: int, positives: int, hits: int, alarms: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Predictions and labels: so many positives, so many of them found, so many false alarms."""
     labels, predicted = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     labels[:positives] = 1
-    predicted[:found] = 1
+    predicted[:hits] = 1
     predicted[positives : positives + alarms] = 1
     return predicted, labels
 
 
 def test_random_predictions_are_found():
-    found = [check_chance(numbers(500, 10, 100 + seed), numbers(500, 10, seed), 10) for seed in range(20)]
-    wrong = [outcome for outcome in found if isinstance(outcome, list) and outcome]
+    outcomes = [check_chance(numbers(500, 10, 100 + seed), numbers(500, 10, seed), 10) for seed in range(20)]
+    wrong = [outcome for outcome in outcomes if isinstance(outcome, list) and outcome]
     assert len(wrong) >= 19
     assert all(outcome[0].severity == "wrong" for outcome in wrong)
     assert "% confidence); predictions unrelated to the labels would give" in wrong[0][0].what
@@ -165,18 +165,18 @@ def test_random_predictions_are_found():
 
 def test_a_fair_model_on_few_images_is_not_called_wrong():
     """Twenty images, 15 of them right: p = 0.035, which proves nothing in either direction."""
-    outcome = check_chance(*two_classes(20, 10, found=8, alarms=3), 2)
+    outcome = check_chance(*two_classes(20, 10, hits=8, alarms=3), 2)
     assert outcome == NotChecked("20 images are too few to distinguish an accuracy of 75.0 % from chance, 50.0 %")
 
 
 def test_a_fair_model_of_a_rare_class_is_not_called_wrong():
     """Five positives in 500: three found and three false alarms. Ignoring the counts, that looks like chance."""
-    assert check_chance(*two_classes(500, 5, found=3, alarms=3), 2) == []
+    assert check_chance(*two_classes(500, 5, hits=3, alarms=3), 2) == []
 
 
-@pytest.mark.parametrize(("positives", "found", "alarms"), [(5, 1, 3), (2, 0, 1)])
-def test_a_rare_class_that_is_missed_proves_nothing(positives, found, alarms):
-    outcome = check_chance(*two_classes(500, positives, found=found, alarms=alarms), 2)
+@pytest.mark.parametrize(("positives", "hits", "alarms"), [(5, 1, 3), (2, 0, 1)])
+def test_a_rare_class_that_is_missed_proves_nothing(positives, hits, alarms):
+    outcome = check_chance(*two_classes(500, positives, hits=hits, alarms=alarms), 2)
     assert isinstance(outcome, NotChecked)
     assert outcome.reason.startswith("500 images are too few")
 
@@ -184,25 +184,25 @@ def test_a_rare_class_that_is_missed_proves_nothing(positives, found, alarms):
 @pytest.mark.parametrize("positives", [1, 20, 50])
 def test_predictions_that_are_all_the_most_common_label_are_left_to_the_check_for_one_class(positives):
     """However many positives are missed: a permutation of equal predictions is always the same."""
-    outcome = check_chance(*two_classes(500, positives, found=0, alarms=0), 2)
+    outcome = check_chance(*two_classes(500, positives, hits=0, alarms=0), 2)
     assert outcome == NotChecked(
         "every prediction is the most common label, so any permutation of them would be as right"
     )
 
 
 def test_no_better_than_chance_is_wrong_with_few_images_too():
-    [finding] = check_chance(*two_classes(40, 20, found=9, alarms=11), 2)
+    [finding] = check_chance(*two_classes(40, 20, hits=9, alarms=11), 2)
     assert finding.evidence["accuracy"] == pytest.approx(0.45)
     assert finding.evidence["by_chance"] == pytest.approx(0.5)
     # Clopper and Pearson: the largest p with P(X <= 18) >= 0.01.
     assert finding.evidence["at_most"] == pytest.approx(beta.ppf(0.99, 19, 22), rel=1e-9)
 
 
-@pytest.mark.parametrize(("found", "alarms"), [(8, 3), (6, 4), (10, 9)])
-def test_permuting_is_the_hypergeometric_test_for_two_classes(found, alarms):
+@pytest.mark.parametrize(("hits", "alarms"), [(8, 3), (6, 4), (10, 9)])
+def test_permuting_is_the_hypergeometric_test_for_two_classes(hits, alarms):
     """Right are 2 found + constant, and found is hypergeometric: 20 images, 10 positives, so many predicted."""
-    predicted, labels = two_classes(20, 10, found=found, alarms=alarms)
-    exact = hypergeom.sf(found - 1, 20, 10, found + alarms)
+    predicted, labels = two_classes(20, 10, hits=hits, alarms=alarms)
+    exact = hypergeom.sf(hits - 1, 20, 10, hits + alarms)
     assert _permutation_p(predicted, labels, int((predicted == labels).sum())) == pytest.approx(exact, abs=0.015)
 
 

@@ -81,9 +81,9 @@ def test_ready_inputs_have_a_scale_only_if_they_look_like_pixels():
 
 
 def predictions(place: int, logit: torch.Tensor, norm: float = 1.0) -> TransformedPredictions:
-    found = TransformedPredictions(alternatives(torch.zeros(1, 3, 4, 4), measured(dubito.Preprocess((4, 4))))[place])
-    found.add(torch.full((len(logit), 1), norm), logit, torch.ones(len(logit), dtype=torch.bool))
-    return found
+    result = TransformedPredictions(alternatives(torch.zeros(1, 3, 4, 4), measured(dubito.Preprocess((4, 4))))[place])
+    result.add(torch.full((len(logit), 1), norm), logit, torch.ones(len(logit), dtype=torch.bool))
+    return result
 
 
 def checked(*predictions: TransformedPredictions, labels: torch.Tensor | None = None):
@@ -144,9 +144,9 @@ SURE = torch.tensor([[100.0, 0], [0, 100.0]])
 
 
 def gathered(logit: torch.Tensor, usable: list[bool], feature: torch.Tensor | None = None) -> TransformedPredictions:
-    found = TransformedPredictions(Alternative(OWN, ""))
-    found.add(torch.ones(len(logit), 1) if feature is None else feature, logit, torch.tensor(usable))
-    return found
+    result = TransformedPredictions(Alternative(OWN, ""))
+    result.add(torch.ones(len(logit), 1) if feature is None else feature, logit, torch.tensor(usable))
+    return result
 
 
 def test_rows_that_are_not_usable_do_not_count():
@@ -160,10 +160,10 @@ def test_rows_that_are_not_usable_do_not_count():
 
 def test_usable_rows_that_are_not_finite_here_are_undecided():
     """Two confident and different predictions of four: H(mean) = log 2, and the mean entropy is half of log 2."""
-    found = gathered(torch.cat([SURE, torch.full((2, 2), NAN)]), [True] * 4)
-    assert found.information == pytest.approx(math.log(2) / 2)
-    assert found.confidence.tolist() == pytest.approx([1, 1, 0.5, 0.5])
-    assert found.predicted.tolist() == [0, 1, NO_CLASS, NO_CLASS]
+    result = gathered(torch.cat([SURE, torch.full((2, 2), NAN)]), [True] * 4)
+    assert result.information == pytest.approx(math.log(2) / 2)
+    assert result.confidence.tolist() == pytest.approx([1, 1, 0.5, 0.5])
+    assert result.predicted.tolist() == [0, 1, NO_CLASS, NO_CLASS]
 
 
 def test_a_logit_of_minus_infinity_alone_is_not_finite_either():

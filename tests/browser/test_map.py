@@ -50,8 +50,17 @@ def test_what_the_script_reads_is_in_the_page(page):
     of_points = {name: len(data[name]) for name in ("x", "y", "u", "share", "id")}
     assert set(of_points.values()) == {5}
     assert all(set(one) == {"classes", "of"} and len(one["of"]) == 5 for one in data["colourings"].values())
-    asked = set(re.findall(r'\bat\("(\w+)"\)', SCRIPT)) | {"map", "canvas", "ring", "tip", "key", "find", "from", "to"}
-    assert {name for name in asked if f'id="{name}"' not in text} == set()
+    requested = set(re.findall(r'\bat\("(\w+)"\)', SCRIPT)) | {
+        "map",
+        "canvas",
+        "ring",
+        "tip",
+        "key",
+        "find",
+        "from",
+        "to",
+    }
+    assert {name for name in requested if f'id="{name}"' not in text} == set()
     assert data["first"] in {*data["colourings"], "uncertainty"}
 
 

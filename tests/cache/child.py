@@ -28,8 +28,8 @@ class SlowPreprocess:
 multiprocessing.set_start_method("fork", force=True)  # the workers of this process start as they do for users
 torch.set_num_threads(1)
 model = dubito.wrap(small_network(), transform=SlowPreprocess(), name="small")
-given = globals()  # by test_kill
-augmented = {"epochs": given["epochs"], "augment": Augment(strong="mixup")} if given["epochs"] > 1 else {}
+settings = globals()  # set by test_kill
+augmented = {"epochs": settings["epochs"], "augment": Augment(strong="mixup")} if settings["epochs"] > 1 else {}
 dubito.extract(
-    model, given["photos"], given["cache"], batch_size=4, shard_size=8, workers=1, progress=False, **augmented
+    model, settings["photos"], settings["cache"], batch_size=4, shard_size=8, workers=1, progress=False, **augmented
 )

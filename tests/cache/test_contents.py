@@ -60,9 +60,9 @@ def reads(monkeypatch):
 
 
 def images_read(reads):
-    found = {name: times for name, times in reads.items() if name.endswith(".png")}
+    result = {name: times for name, times in reads.items() if name.endswith(".png")}
     reads.clear()
-    return found
+    return result
 
 
 def test_each_image_is_read_once(model, folder, tmp_path, reads):
@@ -189,9 +189,9 @@ def test_names_that_are_not_utf_8(model, tmp_path):
         assert table.id.tolist() == names
     with pytest.warns(SkippedImagesWarning):
         again = extract(model, tmp_path / "images", tmp_path / "cache0", probes=[Stopping()])
-    for found in (again, dubito.open(tmp_path / "cache1")):
-        assert found.id.tolist() == names
-        assert [name for name, _ in found.skipped] == [os.fsdecode(b"broken\xff.png")]
+    for result in (again, dubito.open(tmp_path / "cache1")):
+        assert result.id.tolist() == names
+        assert [name for name, _ in result.skipped] == [os.fsdecode(b"broken\xff.png")]
     manifest = json.loads((tmp_path / "cache0" / "manifest.json").read_text())
     assert manifest["skipped"][0][0] == os.fsdecode(b"broken\xff.png")
     written = write_csv(

@@ -33,7 +33,7 @@ def delete(path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (truncate, "bytes, .* were written"),
         (flip, "has checksum .*, its name says"),
@@ -41,7 +41,7 @@ def delete(path):
         (delete, "is missing"),
     ],
 )
-def test_a_damaged_shard_is_named_and_repaired(model, folder, tmp_path, harm, told):
+def test_a_damaged_shard_is_named_and_repaired(model, folder, tmp_path, harm, message):
     cache = tmp_path / "cache"
     extract(model, folder, cache)
     expected = contents(cache)
@@ -50,7 +50,7 @@ def test_a_damaged_shard_is_named_and_repaired(model, folder, tmp_path, harm, to
     harm(victim)
     forget_shards()
     with pytest.raises(
-        DamagedShardError, match=rf"shard {victim.name} in .* {told}.*redoes this shard and nothing else"
+        DamagedShardError, match=rf"shard {victim.name} in .* {message}.*redoes this shard and nothing else"
     ):
         dubito.open(cache).whole("logit")
     with pytest.warns(RepairedShardWarning, match=rf"shard {victim.name} .*; it is extracted again"):

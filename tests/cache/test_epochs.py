@@ -27,8 +27,8 @@ def extract(model, images, to, **options):
 
 def expected(model, network, images, augment, rows):
     """Logits of augmented rows by hand: the transform only normalises what comes at the model's size."""
-    found = Augmented(dubito.open_images(images), 3, augment, (16, 16))
-    x = model.transform.finish(torch.stack([found.read(row) for row in rows]))
+    result = Augmented(dubito.open_images(images), 3, augment, (16, 16))
+    x = model.transform.finish(torch.stack([result.read(row) for row in rows]))
     with torch.no_grad():
         return network.eval()(x)
 
@@ -82,9 +82,9 @@ def test_one_augmented_epoch(model, network, photos, tmp_path):
 def test_a_transform_of_ones_own_gets_images_of_the_photo_s_size(network, photos, tmp_path):
     model = dubito.wrap(network, transform=Compose([Resize((16, 16)), ToTensor()]))
     table = extract(model, photos, tmp_path / "cache", epochs=2)
-    found = Augmented(dubito.open_images(photos), 2, Augment())
-    assert found.read(0).size == (20, 20)
-    x = torch.stack([model.transform.prepare(found.read(row)) for row in range(14)])
+    result = Augmented(dubito.open_images(photos), 2, Augment())
+    assert result.read(0).size == (20, 20)
+    x = torch.stack([model.transform.prepare(result.read(row)) for row in range(14)])
     torch.testing.assert_close(table.logit, network.eval()(x).detach())
 
 
@@ -118,8 +118,8 @@ def test_another_augmentation_is_refused_by_name(model, photos, tmp_path):
     before = contents(cache)
     extract(model, photos, cache, epochs=3, augment=Augment())
     assert contents(cache) == before, "the default, said or not, is the same"
-    told = refused(model, photos, cache, r"the augmentation \(epochs=3 there, 2 here\)", epochs=2)
-    assert "the images" not in told
+    message = refused(model, photos, cache, r"the augmentation \(epochs=3 there, 2 here\)", epochs=2)
+    assert "the images" not in message
     refused(model, photos, cache, r"the augmentation \(seed=0 there, 4 here\)", epochs=3, augment=Augment(seed=4))
     refused(model, photos, cache, r"the augmentation \(strong=none there, box here\)", epochs=3,
             augment=Augment(strong="box"))  # fmt: skip
@@ -188,8 +188,8 @@ def test_a_broken_photo_is_left_out_of_every_epoch(model, photos, tmp_path):
 
 def test_an_augmented_set_can_be_given_itself(model, photos, tmp_path):
     extract(model, photos, tmp_path / "asked", epochs=2, augment=Augment(seed=2), targets=np.arange(7) % 3)
-    given = Augmented(dubito.open_images(photos), 2, Augment(seed=2), (16, 16))
-    extract(model, given, tmp_path / "given", targets=np.arange(7) % 3)
+    original = Augmented(dubito.open_images(photos), 2, Augment(seed=2), (16, 16))
+    extract(model, original, tmp_path / "given", targets=np.arange(7) % 3)
     assert contents(tmp_path / "asked") == contents(tmp_path / "given")
 
 
@@ -205,8 +205,8 @@ def test_a_further_probe_runs_over_the_same_pictures(model, photos, tmp_path):
 
     extract(model, photos, tmp_path / "cache", epochs=2)
     table = extract(model, photos, tmp_path / "cache", epochs=2, probes=[Brightness()])
-    found = Augmented(dubito.open_images(photos), 2, Augment(), (16, 16))
-    x = model.transform.finish(torch.stack([found.read(row) for row in range(14)]))
+    result = Augmented(dubito.open_images(photos), 2, Augment(), (16, 16))
+    x = model.transform.finish(torch.stack([result.read(row) for row in range(14)]))
     torch.testing.assert_close(table.whole("brightness"), x.mean((1, 2, 3)))
 
 

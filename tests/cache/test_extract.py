@@ -226,7 +226,7 @@ def test_inputs_of_different_shapes_are_named(network, folder, tmp_path):
         extract(model, folder, tmp_path / "cache", workers=1)
 
 
-def test_an_error_in_the_transform_is_told_in_one_sentence(network, folder, tmp_path):
+def test_an_error_in_the_transform_is_reported_in_one_sentence(network, folder, tmp_path):
     def transform(image):
         raise KeyError("oops")
 
@@ -258,11 +258,11 @@ def test_class_folders_are_found_among_the_models_names(network, folder, tmp_pat
     table = extract(model, folder, tmp_path / "cache")
     assert table.label_space == "model"
     assert table.label[0] == 1  # folder a is the model's class 1
-    strangers = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=["x", "y", "z"])
+    other = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=["x", "y", "z"])
     with pytest.warns(
         OwnLabelsWarning, match=r"3 class names of .*photos' \('a', 'b', 'c'\) are none of the model's 3"
     ):
-        assert extract(strangers, folder, tmp_path / "own").label_space == "own"
+        assert extract(other, folder, tmp_path / "own").label_space == "own"
     some = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=["a", "b", "z"])
     with pytest.raises(ImagesError, match="2 of 3 class folders are classes of the model, but not c"):
         extract(some, folder, tmp_path / "some")

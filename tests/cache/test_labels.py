@@ -34,8 +34,8 @@ def resolve(classes, ours, space=None):
     images = ArrayImages(inputs=torch.zeros(len(classes), 2), labels=torch.arange(len(classes)), classes=classes)
     network = small_network(2 if ours is None else len(ours))
     model = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=ours)
-    labels, found = resolve_labels(images, model, space)
-    return labels.tolist(), found
+    labels, result = resolve_labels(images, model, space)
+    return labels.tolist(), result
 
 
 @pytest.mark.parametrize("ours", [TIMM, TORCHVISION], ids=["timm", "torchvision"])
@@ -88,12 +88,12 @@ def test_every_full_name_but_the_cranes_is_its_own_class():
     assert _by_name(list(names), TIMM) == list(names.values())
 
 
-def test_names_that_the_model_does_not_know_are_told():
-    told = (
+def test_names_that_the_model_does_not_know_are_reported():
+    message = (
         r"the 2 class names of 'images in memory' \('p', 'q'\) are none of the model's 1000 classes: labels are kept "
         r"as their own, without loss and accuracy\. Pass label_space='own' to say so, or name"
     )
-    with pytest.warns(OwnLabelsWarning, match=told):
+    with pytest.warns(OwnLabelsWarning, match=message):
         assert resolve(["p", "q"], TIMM) == ([0, 1], "own")
 
 
@@ -201,15 +201,15 @@ def brightest(classes=None):
 
 
 @pytest.mark.parametrize("store_logit", [True, False])
-def test_folders_by_place_are_told_of_once(folder, tmp_path, store_logit):
+def test_folders_by_place_are_reported_once(folder, tmp_path, store_logit):
     options = {"probes": [dubito.probes.Forward(store_logit=store_logit)], "shard_size": 16, "workers": 0}
-    told = (
+    message = (
         r"labels of '.*photos' seem to be the model's classes in another order: they agree with its predictions on "
         r"33\.3 % of 60 images, and with classes exchanged on 100\.0 % \(label 0 'blue' -> class 2, label 2 'red' -> "
         r"class 0\)\. The model does not name its classes, so class names were taken for them in sorted order\. Run "
         r"dubito\.audit\(model, images\) \(dubito audit MODEL IMAGES\), which reports what to repair\.$"
     )
-    with pytest.warns(LabelOrderWarning, match=told) as warned:
+    with pytest.warns(LabelOrderWarning, match=message) as warned:
         table = dubito.extract(brightest(), folder, tmp_path / "cache", **options)
     assert len(warned) == 1
     assert table.label_space == "model"
@@ -225,11 +225,11 @@ def test_names_and_integers_in_the_right_order_say_nothing(folder, tmp_path):
     dubito.extract(brightest(), folder, tmp_path / "own", label_space="own", workers=0)
 
 
-def test_wrong_names_of_the_model_are_told_of_too(folder, tmp_path):
-    with pytest.warns(LabelOrderWarning, match="another order") as told:
+def test_wrong_names_of_the_model_are_reported_too(folder, tmp_path):
+    with pytest.warns(LabelOrderWarning, match="another order") as caught:
         dubito.extract(brightest(["green", "red", "blue"]), folder, tmp_path / "cache", workers=0)
     assert "(label 0 'green' -> class 1 'red', label 1 'red' -> class 0 'green'). Run dubito.audit" in str(
-        told[0].message
+        caught[0].message
     )
 
 

@@ -17,7 +17,7 @@ def extract(model, folder, to, *probes):
     return dubito.extract(model, folder, to, probes=list(probes), **SIZES)
 
 
-def test_a_cache_tells_the_layers(model, folder, tmp_path):
+def test_a_cache_reports_the_layers(model, folder, tmp_path):
     probe = dubito.probes.Gradient("exact", uniform=True)
     table = extract(model, folder, tmp_path / "cache", probe)
     assert table.shape("gradient") == table.shape("gradient_uniform") == (23, 3)
@@ -71,9 +71,9 @@ def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
     table = extract(model, folder, tmp_path / "cache", dubito.probes.Gradient())
     assert table.provenance.probes["gradient"]["notes"]["of"] == 3
     assert before.items() <= contents(tmp_path / "cache").items()
-    told = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
-    assert told["gradient"]["notes"] == LAYERS
-    assert "notes" not in told["forward"]
+    message = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
+    assert message["gradient"]["notes"] == LAYERS
+    assert "notes" not in message["forward"]
 
 
 def test_other_settings_are_another_cache(model, folder, tmp_path):

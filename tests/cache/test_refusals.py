@@ -214,13 +214,13 @@ def test_a_manifest_of_another_make(model, folder, tmp_path):
 def test_a_fitted_score_refuses_another_model(model, folder, tmp_path):
     table = extract(model, folder, tmp_path / "cache")
     other = dubito.wrap(small_network(), transform=dubito.Preprocess((16, 16), 18))
-    foreign = extract(other, folder, tmp_path / "other")
+    different = extract(other, folder, tmp_path / "other")
     score = dubito.Neighbours(k=2).fit(table)
     assert score.score(table).shape == (23,)
     with pytest.raises(TableError, match=r"neighbours\.score: .* must come from one model"):
-        score.score(foreign)
+        score.score(different)
     with pytest.raises(TableError, match="must come from one model"):
-        dubito.load_score(dubito.save_score(score, tmp_path / "saved")).score(foreign)
+        dubito.load_score(dubito.save_score(score, tmp_path / "saved")).score(different)
 
 
 @pytest.mark.parametrize("stored", [True, False])

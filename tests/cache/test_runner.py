@@ -162,8 +162,8 @@ def test_probes_must_not_write_the_same_column(exact, images):
 
 def test_a_stream_gives_every_group_once_and_sets_broken_images_apart(exact, images):
     with open_stream(images, exact.transform, in_batches([5, 6, 7, 8, 2], 2)) as stream:
-        found = [(batch.indices, [index for index, _ in batch.broken]) for batch in stream]
-    assert found == [([5, 6], []), ([8], [7]), ([2], [])]
+        result = [(batch.indices, [index for index, _ in batch.broken]) for batch in stream]
+    assert result == [([5, 6], []), ([8], [7]), ([2], [])]
 
 
 def faults(block: int) -> int:

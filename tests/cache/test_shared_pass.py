@@ -62,21 +62,21 @@ def test_the_forward_columns_are_the_same_bytes(model, folder, tmp_path):
 
 @pytest.mark.parametrize("lost", ["forward-00001", "tiles-00001"])
 def test_what_is_lost_comes_back_the_same(model, network, folder, tmp_path, lost):
-    asked = {"probes": [Tiles([2, 3])], "label_space": "model", **SIZES}
-    extract(model, folder, tmp_path / "cache", **asked)
+    settings = {"probes": [Tiles([2, 3])], "label_space": "model", **SIZES}
+    extract(model, folder, tmp_path / "cache", **settings)
     before = contents(tmp_path / "cache")
     (name,) = [name for name in before if name.startswith(lost)]
     (tmp_path / "cache" / name).unlink()
     network.passes.clear()
     with pytest.warns(dubito.errors.RepairedShardWarning, match=name):
-        extract(model, folder, tmp_path / "cache", **asked)
+        extract(model, folder, tmp_path / "cache", **settings)
     assert contents(tmp_path / "cache") == before
     assert sum(network.passes) == 8 + 1  # the block, and the image that the labels are checked with
 
 
 def test_an_interrupted_extraction_goes_on_to_the_same_bytes(model, folder, tmp_path, monkeypatch):
-    asked = {"probes": [Tiles([2], keep="logits")], "label_space": "model", **SIZES}
-    extract(model, folder, tmp_path / "whole", **asked)
+    settings = {"probes": [Tiles([2], keep="logits")], "label_space": "model", **SIZES}
+    extract(model, folder, tmp_path / "whole", **settings)
     run, calls = Tiles.run_and_share, []
 
     def tired(self, *args):
@@ -87,10 +87,10 @@ def test_an_interrupted_extraction_goes_on_to_the_same_bytes(model, folder, tmp_
 
     monkeypatch.setattr(Tiles, "run_and_share", tired)
     with pytest.raises(KeyboardInterrupt):
-        extract(model, folder, tmp_path / "cut", **asked)
+        extract(model, folder, tmp_path / "cut", **settings)
     assert len(shards(tmp_path / "cut", "tiles")) == 1
     monkeypatch.setattr(Tiles, "run_and_share", run)
-    extract(model, folder, tmp_path / "cut", **asked)
+    extract(model, folder, tmp_path / "cut", **settings)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

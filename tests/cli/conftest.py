@@ -29,8 +29,8 @@ class Answer:
 
     @property
     def json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        result: dict[str, Any] = json.loads(self.out)
+        return result
 
 
 Run = Callable[..., Answer]

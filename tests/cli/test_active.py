@@ -106,10 +106,10 @@ def test_ids_of_other_images_are_noted(run: Run, cache: Path, tmp_path: Path) ->
 
 def test_label_issues(run: Run, labelled: Path, tmp_path: Path) -> None:
     options = ("-k", 3, "--share", 1, "--least", 0.1)
-    found = run("label-issues", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
+    result = run("label-issues", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
     table = dubito.open(labelled)
     expected = dubito.find_label_issues(table, k=3, share=1.0, least=0.1)
-    assert [row["id"] for row in found["issues"]] == expected.ids
+    assert [row["id"] for row in result["issues"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
     assert "likely wrong, among the 12 most certain of 12 images" in run("label-issues", labelled, *options).out
     largest = int(table.label.bincount().max())

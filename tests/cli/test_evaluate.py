@@ -28,15 +28,15 @@ def ood(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_json_is_that_of_the_library(run: Run, labelled: Path, ood: Path) -> None:
     options = ("-s", "entropy", "--resamples", 20, "--seed", 3, "--ood", ood)
-    found = run("evaluate", labelled, *options, "--json").json
+    result = run("evaluate", labelled, *options, "--json").json
     table = dubito.open(labelled)
     expected = dubito.evaluate(
         {"entropy": dubito.Entropy()}, table, ood=dubito.open(ood), resamples=20, seed=3
     ).to_dict()
-    for one in (found, expected):
+    for one in (result, expected):
         del one["microseconds"]  # measured, so never twice the same
-    assert found == {**expected, "notes": []}
-    assert found["model"]["accuracy"]["value"] == pytest.approx(8 / 12)
+    assert result == {**expected, "notes": []}
+    assert result["model"]["accuracy"]["value"] == pytest.approx(8 / 12)
 
 
 def test_table_names_metrics_and_scores(run: Run, labelled: Path) -> None:
@@ -55,9 +55,9 @@ def test_density_is_one_that_suits_the_images_unless_it_is_asked_for(run: Run, l
     notes = run(*options).json["notes"]
     # Twelve images of 96 features: less than 5 a feature, and no ten a class.
     assert (made[0].covariance, made[0].start, made[0].components) == ("diagonal", "free", 1)
-    said = "density: 1 Gaussian, diagonal covariances of 96 features, by EM, 0.0 MB, to suit 12 images of "
-    asked = "For another one: --score density, with --set density.covariance=full or the like."
-    assert any(note.startswith(said) and note.endswith(asked) for note in notes)
+    output = "density: 1 Gaussian, diagonal covariances of 96 features, by EM, 0.0 MB, to suit 12 images of "
+    hint = "For another one: --score density, with --set density.covariance=full or the like."
+    assert any(note.startswith(output) and note.endswith(hint) for note in notes)
     for more in (("--score", "density"), ("--set", "density.regularisation=0.1")):
         notes = run(*options, *more).json["notes"]
         assert (made[-1].covariance, made[-1].start) == ("full", "class")
@@ -85,8 +85,8 @@ def test_ood_images_must_be_of_the_same_model(run: Run, images: Path, labelled: 
 
 
 def test_metrics_by_choice(run: Run, labelled: Path) -> None:
-    found = run("evaluate", labelled, "-s", "entropy", "--metric", "aurc", "--resamples", 5, "--json").json
-    assert set(found["scores"]["entropy"]) == {"aurc"}
+    result = run("evaluate", labelled, "-s", "entropy", "--metric", "aurc", "--resamples", 5, "--json").json
+    assert set(result["scores"]["entropy"]) == {"aurc"}
     answer = run("evaluate", labelled, "-s", "entropy", "--metric", "arc", "--resamples", 5)
     assert answer.code == 1
     assert "aurc" in answer.err
@@ -127,20 +127,20 @@ def test_scores_of_members_where_there_are_any(run: Run, labelled: Path, ensembl
     plain = run("evaluate", labelled, "--resamples", 5, "--json").json
     assert not any(name.startswith(OF_MEMBERS) for name in plain["scores"])
     assert not any("members" in note for note in plain["notes"])
-    found = run("evaluate", ensembles, "--resamples", 5, "--json").json
+    result = run("evaluate", ensembles, "--resamples", 5, "--json").json
     both = {f"{name}:{of}" for name in OF_MEMBERS for of in ("views", "tiles_3")}  # of tiles, the finest grid
-    assert both == {name for name in found["scores"] if name.startswith(OF_MEMBERS)}
+    assert both == {name for name in result["scores"] if name.startswith(OF_MEMBERS)}
 
 
 def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> None:
     options = ("-s", "mutual_information", "--set", "mutual_information.of=tiles_2", "--resamples", 5, "--seed", 1)
-    found = run("evaluate", ensembles, *options, "--json").json
+    result = run("evaluate", ensembles, *options, "--json").json
     table = dubito.open(ensembles)
     score = make_score("mutual_information", of="tiles_2")
     expected = dubito.evaluate({"mutual_information": score}, table, resamples=5, seed=1).to_dict()
-    assert found["scores"].keys() == {"mutual_information"}
+    assert result["scores"].keys() == {"mutual_information"}
     for metric in ("error_auroc", "aurc"):
-        assert found["scores"]["mutual_information"][metric] == expected["scores"]["mutual_information"][metric]
+        assert result["scores"]["mutual_information"][metric] == expected["scores"]["mutual_information"][metric]
     answer = run("evaluate", labelled, "-s", "mutual_information", "--resamples", 5)
     assert answer.code == 1
     assert "mutual_information.score needs column 'members'" in answer.err
@@ -176,9 +176,9 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
     folder, labels = labelled.parent / "noisy", labelled.parent / "labels.csv"
     model = dubito.load(MODEL, weights=weights)
     dubito.extract(model, images, folder, labels=labels, probes=[dubito.probes.Noise(2)], workers=0)
-    found = run("evaluate", folder, "--resamples", 5, "--json").json
-    assert {"perturbation_variance", "mutual_information"} < set(found["scores"])
-    assert not any("noise" in note for note in found["notes"])
+    result = run("evaluate", folder, "--resamples", 5, "--json").json
+    assert {"perturbation_variance", "mutual_information"} < set(result["scores"])
+    assert not any("noise" in note for note in result["notes"])
 
 
 def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
@@ -197,10 +197,10 @@ def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
 
 
 def test_scores_are_ranked_by_errors_and_ood_images(run: Run, labelled: Path, ood: Path) -> None:
-    found = run("compare", labelled, "--ood", ood, "--resamples", 20, "--json").json
-    assert [one["about"] for one in found["questions"]] == ["errors", "errors", "cache"]
-    assert {"entropy", "energy", "margin"} <= set(found["questions"][0]["scores"])
-    assert found["left_out"]["neighbours"].startswith("it learns from feature")
+    result = run("compare", labelled, "--ood", ood, "--resamples", 20, "--json").json
+    assert [one["about"] for one in result["questions"]] == ["errors", "errors", "cache"]
+    assert {"entropy", "energy", "margin"} <= set(result["questions"][0]["scores"])
+    assert result["left_out"]["neighbours"].startswith("it learns from feature")
 
 
 def test_the_table_and_the_sentences_are_shown(run: Run, labelled: Path) -> None:
@@ -257,7 +257,7 @@ def test_reject_json_is_that_of_the_library(run: Run, tiled: Path, other: Path) 
     assert answer.code == 0, answer.err
     study = rejection_study(dubito.open(tiled), calibration=dubito.open(other), resamples=10, buckets=4, seed=3)
     assert answer.json == {**study.to_dict(), "table": None, "curves": None, "page": None, "notes": []}
-    assert [found.order.ensemble for found in study.results[:4]] == ["original", *["tiles_2"] * 3]
+    assert [result.order.ensemble for result in study.results[:4]] == ["original", *["tiles_2"] * 3]
 
 
 def test_reject_is_shown_and_written(run: Run, tiled: Path, tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from .conftest import MODEL, Run, write_images
 @pytest.fixture(scope="module")
 def caches(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("diagnose")
-    found = {}
+    result = {}
     for seed, (name, count) in enumerate({"train": 20, "cats": 8, "dogs": 6}.items(), start=5):
         write_images(folder / "images" / name, count, seed=seed)
         command = ("extract", MODEL, folder / "images" / name, "--to", folder / name, "--weights", weights)
         assert run(*command, "--workers", 0).code == 0
-        found[name] = folder / name
-    return found
+        result[name] = folder / name
+    return result
 
 
 def test_json_is_that_of_the_library(run: Run, cache: Path, caches: dict[str, Path]) -> None:
@@ -100,12 +100,12 @@ MEMBERS = 4
 def members(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Of two sets of images, one cache for each of four models."""
     folder = tmp_path_factory.mktemp("ensemble")
-    found: dict[str, list[Path]] = {"cats": [], "dogs": []}
+    result: dict[str, list[Path]] = {"cats": [], "dogs": []}
     for seed in range(MEMBERS):
         torch.manual_seed(seed)
         state = timm.create_model("test_resnet").state_dict()
         save_file({key: value.contiguous() for key, value in state.items()}, folder / f"{seed}.safetensors")
-    for number, name in enumerate(found):
+    for number, name in enumerate(result):
         write_images(folder / "images" / name, 8, seed=number)
         for seed in range(MEMBERS):
             to = folder / name / str(seed)
@@ -119,8 +119,8 @@ def members(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
                 folder / f"{seed}.safetensors",
             )
             assert run(*command, "--workers", 0).code == 0
-            found[name].append(to)
-    return found
+            result[name].append(to)
+    return result
 
 
 def test_ensemble_json_is_that_of_the_library(run: Run, members: dict[str, list[Path]]) -> None:

@@ -29,14 +29,14 @@ def test_summary_as_text(run: Run, images: Path, weights: Path, tmp_path: Path) 
 
 def test_summary_as_json(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    found = run(*command).json
-    assert (found["model"], found["cache"]) == (MODEL, str(tmp_path / "cache"))
-    assert (found["images"], found["rows"], found["new_rows"], found["skipped"]) == (COUNT, COUNT, COUNT, [])
-    assert found["columns"]["logit"] == [COUNT, 1000]
-    assert (found["label_space"], found["accuracy"], found["notes"]) == (None, None, [])
-    assert found["seconds"] > 0
-    assert found["images_per_second"] > 0
-    assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+    result = run(*command).json
+    assert (result["model"], result["cache"]) == (MODEL, str(tmp_path / "cache"))
+    assert (result["images"], result["rows"], result["new_rows"], result["skipped"]) == (COUNT, COUNT, COUNT, [])
+    assert result["columns"]["logit"] == [COUNT, 1000]
+    assert (result["label_space"], result["accuracy"], result["notes"]) == (None, None, [])
+    assert result["seconds"] > 0
+    assert result["images_per_second"] > 0
+    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
     again = run(*command).json
     assert (again["rows"], again["new_rows"], again["images_per_second"]) == (COUNT, 0, None)
 
@@ -52,11 +52,11 @@ def test_skipped_images_are_noted(run: Run, weights: Path, tmp_path: Path) -> No
     assert ".py" not in answer.err
     assert "3, 1 skipped" in answer.out
     assert "skipped 01.png" in answer.out
-    found = run(*command, "--json").json
-    assert (found["images"], found["rows"]) == (3, 2)
-    assert found["skipped"][0]["id"] == "01.png"
-    assert len(found["notes"]) == 1
-    assert found["notes"][0].startswith("1 of 3 images")
+    result = run(*command, "--json").json
+    assert (result["images"], result["rows"]) == (3, 2)
+    assert result["skipped"][0]["id"] == "01.png"
+    assert len(result["notes"]) == 1
+    assert result["notes"][0].startswith("1 of 3 images")
     assert run(*command, "--quiet").err == ""
 
 
@@ -75,9 +75,9 @@ def test_a_damaged_shard_is_noted_and_repaired(
 
 def test_accuracy_of_the_models_own_labels(run: Run, images: Path, weights: Path, labelled: Path) -> None:
     options = ("--labels", labelled.parent / "labels.csv", "--weights", weights, "--workers", 0)
-    found = run("extract", MODEL, images, "--to", labelled, *options, "--json").json
-    assert found["label_space"] == "model"
-    assert found["accuracy"] == 8 / 12  # every third of the twelve labels is wrong
+    result = run("extract", MODEL, images, "--to", labelled, *options, "--json").json
+    assert result["label_space"] == "model"
+    assert result["accuracy"] == 8 / 12  # every third of the twelve labels is wrong
 
 
 def test_class_names_by_order_are_shown_beside_the_accuracy() -> None:
@@ -125,9 +125,9 @@ def test_a_probe_can_be_added_later(run: Run, images: Path, weights: Path, tmp_p
 
 def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    found = run(*command, "--epochs", 2, "--augment", "strong=box", "--json").json
-    assert (found["epochs"], found["images"], found["rows"]) == (2, 2 * COUNT, 2 * COUNT)
-    assert found["columns"]["image_index"] == [2 * COUNT]
+    result = run(*command, "--epochs", 2, "--augment", "strong=box", "--json").json
+    assert (result["epochs"], result["images"], result["rows"]) == (2, 2 * COUNT, 2 * COUNT)
+    assert result["columns"]["image_index"] == [2 * COUNT]
     assert f"{2 * COUNT} ({COUNT} in 2 augmented epochs)" in run(*command, "--epochs", 2, "--augment", "strong=box").out
     stale = run(*command, "--epochs", 2, "--augment", "strong=box,seed=3")
     assert stale.code == 1
@@ -150,8 +150,8 @@ def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path)
 
 def test_a_seed_alone_augments_one_epoch(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    found = run(*command, "--augment", "seed=1", "--json").json
-    assert (found["epochs"], found["rows"]) == (1, COUNT)
+    result = run(*command, "--augment", "seed=1", "--json").json
+    assert (result["epochs"], result["rows"]) == (1, COUNT)
     assert dubito.open(tmp_path / "cache").whole("epoch").tolist() == [0] * COUNT
 
 
@@ -203,11 +203,11 @@ def _plain(text: str) -> str:
 
 def test_ensembles(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    found = run(*command, "--probe", "tiles:grids=2,3,keep=logits", "-p", "views:keep=logits").json["columns"]
+    result = run(*command, "--probe", "tiles:grids=2,3,keep=logits", "-p", "views:keep=logits").json["columns"]
     assert {"tiles_2", "tiles_3", "tiles_2_logit", "tiles_3_logit", "views", "views_between", "views_logit"} < set(
-        found
+        result
     )
-    assert found["views_logit"] == [COUNT, 8, 1000]
+    assert result["views_logit"] == [COUNT, 8, 1000]
     assert run(*command, "-p", "tiles:grids=2,3,keep=logits").json["new_rows"] == 0
     plain = run(*command[:4], tmp_path / "plain", *command[5:], "--probe", "tiles").json["columns"]
     assert not any(name.endswith("_logit") for name in plain)
@@ -219,8 +219,8 @@ def test_dropout(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     answer = run(*command, "--probe", "dropout:passes=3")
     assert answer.code == 1
     assert "calls of dropout, none with a rate above 0" in answer.err
-    found = run(*command[:4], tmp_path / "other", *command[5:], "--probe", "dropout:passes=3,rate=0.2", "--json").json
-    assert found["columns"]["dropout"][0] == COUNT
+    result = run(*command[:4], tmp_path / "other", *command[5:], "--probe", "dropout:passes=3,rate=0.2", "--json").json
+    assert result["columns"]["dropout"][0] == COUNT
     table = dubito.open(tmp_path / "other")
     assert bool((table.whole("dropout")[:, 3] > 0).all())
     answer = run(
@@ -241,10 +241,10 @@ def test_dropout(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
 
 def test_noise(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    found = run(*command, "--probe", "noise:copies=3,sigma=0.2").json["columns"]
-    assert {"noise", "noise_variance"} < set(found)
-    asked = dubito.open(tmp_path / "cache").provenance.probes["noise"]["settings"]
-    assert (asked["copies"], asked["sigma"]) == (3, 0.2)
+    result = run(*command, "--probe", "noise:copies=3,sigma=0.2").json["columns"]
+    assert {"noise", "noise_variance"} < set(result)
+    settings = dubito.open(tmp_path / "cache").provenance.probes["noise"]["settings"]
+    assert (settings["copies"], settings["sigma"]) == (3, 0.2)
     assert run(*command, "--probe", "noise:copies=3", "--json").json["kind"] == "StaleCacheError"  # another sigma
 
 
@@ -259,27 +259,27 @@ def extracted(run: Run, images: Path, weights: Path, to: Path, *options: object)
 
 
 def test_gradient_by_default(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
-    found = extracted(run, images, weights, tmp_path / "cache")
-    assert found["settings"] == Gradient().settings()
-    assert {"gradient", "gradient_predicted"} < found["columns"]
-    assert len(found["layers"]) == found["of"]
+    result = extracted(run, images, weights, tmp_path / "cache")
+    assert result["settings"] == Gradient().settings()
+    assert {"gradient", "gradient_predicted"} < result["columns"]
+    assert len(result["layers"]) == result["of"]
     scored = run("score", tmp_path / "cache", "-s", "regrad", "--json")
     assert scored.code == 0, scored.err
 
 
 def test_every_setting_of_the_gradient_probe(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     options = "method=top,classes=1,draws=0,last=2,weightings=root,expected_l1,uniform=yes"
-    found = extracted(run, images, weights, tmp_path / "one", options)
+    result = extracted(run, images, weights, tmp_path / "one", options)
     settings = {"weightings": ["root", "expected_l1"], "uniform": True, "last": 2}
-    assert found["settings"] == Gradient("top", 1, 0, **settings).settings()
-    assert {"gradient_root", "gradient_l1", "gradient_uniform"} < found["columns"]
-    assert len(found["layers"]) == 2
+    assert result["settings"] == Gradient("top", 1, 0, **settings).settings()
+    assert {"gradient_root", "gradient_l1", "gradient_uniform"} < result["columns"]
+    assert len(result["layers"]) == 2
 
     options = "beta=9,tolerance=0.5,method=signs,draws=1,copies=1,sigma=0.2,seed=3"
-    found = extracted(run, images, weights, tmp_path / "two", options)
+    result = extracted(run, images, weights, tmp_path / "two", options)
     settings = {"beta": 9.0, "tolerance": 0.5, "copies": 1, "sigma": 0.2, "seed": 3}
-    assert found["settings"] == Gradient("signs", draws=1, **settings).settings()
-    assert len(found["layers"]) < found["of"]
+    assert result["settings"] == Gradient("signs", draws=1, **settings).settings()
+    assert len(result["layers"]) < result["of"]
 
 
 def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:

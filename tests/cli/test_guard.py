@@ -56,13 +56,13 @@ def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Pa
     options = ("--model", MODEL, "--weights", weights)
     answer = run("guard", "run", guard, images, *options, "--csv", tmp_path / "verdicts.csv", "--json")
     assert answer.code == 0, answer.err
-    found = answer.json
+    result = answer.json
     loaded = dubito.Guard.load(guard, dubito.load(MODEL, weights=weights))
-    assert found["verdicts"] == [verdict.to_dict() for verdict in loaded(images)]
-    assert found["images"] == COUNT
-    assert found["accepted"] == sum(verdict["accept"] for verdict in found["verdicts"])
+    assert result["verdicts"] == [verdict.to_dict() for verdict in loaded(images)]
+    assert result["images"] == COUNT
+    assert result["accepted"] == sum(verdict["accept"] for verdict in result["verdicts"])
     with (tmp_path / "verdicts.csv").open(newline="") as file:
-        assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in found["verdicts"]]
+        assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in result["verdicts"]]
 
 
 def test_run_decides_on_a_cache_without_the_model(
@@ -70,23 +70,23 @@ def test_run_decides_on_a_cache_without_the_model(
 ) -> None:
     answer = run("guard", "run", guard, labelled, "--json")
     assert answer.code == 0, answer.err
-    asked = run("guard", "run", guard, images, "--weights", weights, "--json").json
-    assert [one["id"] for one in answer.json["verdicts"]] == [one["id"] for one in asked["verdicts"]]
-    assert answer.json["accepted"] == asked["accepted"]
+    requested = run("guard", "run", guard, images, "--weights", weights, "--json").json
+    assert [one["id"] for one in answer.json["verdicts"]] == [one["id"] for one in requested["verdicts"]]
+    assert answer.json["accepted"] == requested["accepted"]
 
 
 def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
     made = dubito.Guard.fit(None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
-    for provenance, said in (
+    for provenance, output in (
         (Provenance("mine"), "belongs to mine, which was wrapped in Python"),
         (None, "does not name"),
     ):
         made.provenance = provenance
         answer = run("guard", "run", made.save(tmp_path / "guard"), images)
         assert answer.code == 2
-        told = " ".join(answer.err.replace("│", " ").split())
-        assert said in told
-        assert "or --model python:FILE.py:FUNCTION for a module of your own" in told
+        message = " ".join(answer.err.replace("│", " ").split())
+        assert output in message
+        assert "or --model python:FILE.py:FUNCTION for a module of your own" in message
 
 
 OWN = """

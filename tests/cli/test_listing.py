@@ -15,9 +15,9 @@ from .conftest import Run
 
 
 def test_scores(run: Run) -> None:
-    found = run("list", "scores", "--json").json["scores"]
-    assert [entry["name"] for entry in found] == list(SCORES)
-    entropy = found[list(SCORES).index("entropy")]
+    result = run("list", "scores", "--json").json["scores"]
+    assert [entry["name"] for entry in result] == list(SCORES)
+    entropy = result[list(SCORES).index("entropy")]
     assert entropy == {
         "name": "entropy",
         "kind": "total",
@@ -25,7 +25,7 @@ def test_scores(run: Run) -> None:
         "learns_from": [],
         "about": "The entropy of the predicted distribution.",
     }
-    assert all(entry["about"] for entry in found)
+    assert all(entry["about"] for entry in result)
 
 
 def test_probes_and_metrics(run: Run) -> None:
@@ -46,20 +46,20 @@ def test_probes_and_metrics(run: Run) -> None:
             ),
         }.items()
     )
-    found = run("list", "metrics", "--json").json["metrics"]
-    assert {entry["name"] for entry in found} < set(metrics.__all__)
-    assert "auroc" in {entry["name"] for entry in found}
-    assert "Interval" not in {entry["name"] for entry in found}
+    result = run("list", "metrics", "--json").json["metrics"]
+    assert {entry["name"] for entry in result} < set(metrics.__all__)
+    assert "auroc" in {entry["name"] for entry in result}
+    assert "Interval" not in {entry["name"] for entry in result}
 
 
 @pytest.mark.parametrize("filter_", ["test_resnet", "timm:test_resn*", "TEST_RESNET"])
 def test_models_by_filter(run: Run, filter_: str) -> None:
-    found = run("list", "models", filter_, "--json").json["models"]
+    result = run("list", "models", filter_, "--json").json["models"]
     if filter_.isupper():
-        assert found == []
+        assert result == []
     else:
-        assert {"name": "timm:test_resnet", "source": "timm"} in found
-        assert all("test_resnet" in entry["name"] for entry in found)
+        assert {"name": "timm:test_resnet", "source": "timm"} in result
+        assert all("test_resnet" in entry["name"] for entry in result)
 
 
 def test_models_as_text(run: Run) -> None:
@@ -113,9 +113,9 @@ def test_settings_of_probes(run: Run) -> None:
 @pytest.mark.parametrize(("kind", "settings"), [("recipe", Recipe), ("augment", Augment)])
 def test_settings_are_listed_as_they_are_typed(run: Run, kind: str, settings: type) -> None:
     """What is listed as a default is understood, and gives that default."""
-    found = run("list", kind, "--json").json[kind]
-    assert [one["name"] for one in found] == [one.name for one in fields(settings)]
-    texts = {one["name"]: one["default"] for one in found if one["name"] != "ratio"}  # 4/3 is rounded
+    result = run("list", kind, "--json").json[kind]
+    assert [one["name"] for one in result] == [one.name for one in fields(settings)]
+    texts = {one["name"]: one["default"] for one in result if one["name"] != "ratio"}  # 4/3 is rounded
     assert settings(**settings_from_text(settings, texts, by=kind)) == settings()
-    assert sum(bool(one["about"]) for one in found) > len(found) / 2
+    assert sum(bool(one["about"]) for one in result) > len(result) / 2
     assert "KEY=VALUE" in run("list", kind).out

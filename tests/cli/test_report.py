@@ -14,10 +14,10 @@ from .conftest import COUNT, Run
 
 def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
     places = ("--to", tmp_path / "map.html", "--png", tmp_path / "map.png")
-    found = run("map", cache, "--images", images, *places, "--score", "energy", "--json").json
-    assert (found["images"], found["shown"], "points" in found) == (12, 12, False)
-    assert found["score"] == "energy"
-    assert (found["page"], found["figure"]) == (str(tmp_path / "map.html"), str(tmp_path / "map.png"))
+    result = run("map", cache, "--images", images, *places, "--score", "energy", "--json").json
+    assert (result["images"], result["shown"], "points" in result) == (12, 12, False)
+    assert result["score"] == "energy"
+    assert (result["page"], result["figure"]) == (str(tmp_path / "map.html"), str(tmp_path / "map.png"))
     assert f"{COUNT} of {COUNT} images have a thumbnail" in (tmp_path / "map.html").read_text()
     assert (tmp_path / "map.png").stat().st_size > 1000
 
@@ -61,9 +61,9 @@ def test_demo_as_text(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_demo_as_json(run: Run, tmp_path: Path) -> None:
-    found = run("demo", "--to", tmp_path, "--json").json
-    assert found["page"] == str(tmp_path / "demo.html")
-    assert (found["model"], found["order_by"], len(found["images"]), len(found["groups"])) == (
+    result = run("demo", "--to", tmp_path, "--json").json
+    assert result["page"] == str(tmp_path / "demo.html")
+    assert (result["model"], result["order_by"], len(result["images"]), len(result["groups"])) == (
         "timm:test_resnet",
         "entropy",
         18,

@@ -65,11 +65,11 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
 
 
 def test_top_is_ordered_by_the_first_score(run: Run, cache: Path) -> None:
-    found = run("score", cache, "-s", "energy", "-s", "entropy", "--top", 5, "--json").json
+    result = run("score", cache, "-s", "energy", "-s", "entropy", "--top", 5, "--json").json
     expected = dubito.Energy().score(dubito.open(cache)).sort(descending=True).values[:5]
-    assert found["order_by"] == "energy"
-    assert [row["scores"]["energy"] for row in found["top"]] == expected.tolist()
-    first = found["top"][0]
+    assert result["order_by"] == "energy"
+    assert [row["scores"]["energy"] for row in result["top"]] == expected.tolist()
+    first = result["top"][0]
     table = dubito.open(cache)
     row = table.id.tolist().index(first["id"])
     p = table.logit[row].double().softmax(-1)
@@ -94,21 +94,21 @@ def test_fit_unlocks_the_learned_ones(run: Run, cache: Path, labelled: Path) -> 
 
 
 def test_settings_reach_the_scores(run: Run, cache: Path) -> None:
-    found = run("score", cache, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=0.5", "--top", 1, "--json").json
+    result = run("score", cache, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=0.5", "--top", 1, "--json").json
     expected = dubito.scores.ScaledEntropy(scale=0.5).score(dubito.open(cache)).max()
-    assert found["top"][0]["scores"]["scaled_entropy"] == float(expected)
+    assert result["top"][0]["scores"]["scaled_entropy"] == float(expected)
 
 
 def test_settings_may_be_words_switches_and_nothing(run: Run, cache: Path, labelled: Path) -> None:
     settings = ("density.covariance=tied", "density.neurons=none", "mahalanobis.relative=yes")
     options = [part for setting in settings for part in ("--set", setting)]
-    found = run(
+    result = run(
         "score", cache, "--train", labelled, "-s", "density", "-s", "mahalanobis", *options, "--top", 1, "--json"
     )
-    assert found.code == 0, found.err
+    assert result.code == 0, result.err
     table, train = dubito.open(cache), dubito.open(labelled)
     density = dubito.Density(covariance="tied").fit(train).score(table)
-    (top,) = found.json["top"]
+    (top,) = result.json["top"]
     assert top["scores"]["density"] == pytest.approx(float(density.max()))
     relative = dubito.Mahalanobis(relative=True).fit(train).score(table)
     assert top["scores"]["mahalanobis"] == pytest.approx(float(relative[density.argmax()]))
@@ -203,29 +203,29 @@ def test_a_head_comes_first_and_the_plain_scores_with_it(run: Run, cache: Path, 
     assert answer.json["order_by"] == "head"
     with torch.no_grad():
         expected = head.module(dubito.open(cache).feature).sort(descending=True).values
-    found = torch.tensor([row["scores"]["head"] for row in answer.json["top"]])
-    torch.testing.assert_close(found, expected)
+    result = torch.tensor([row["scores"]["head"] for row in answer.json["top"]])
+    torch.testing.assert_close(result, expected)
 
 
 def test_beside_scores_that_were_asked_for(run: Run, cache: Path, own: Path) -> None:
     write_head(own / "mine", head_of(cache))
     for options in (("-s", "entropy"), ("-s", "head", "-s", "entropy")):
-        found = run("score", cache, "--head", own / "mine", *options, "--json").json
-        assert list(found["scores"]) == ["head", "entropy"]
+        result = run("score", cache, "--head", own / "mine", *options, "--json").json
+        assert list(result["scores"]) == ["head", "entropy"]
 
 
 def test_no_head_is_trained_in_passing(run: Run, cache: Path, labelled: Path) -> None:
-    found = run("score", cache, "--train", labelled, "--json").json
-    assert "head" not in found["scores"]
-    assert not any("head" in note for note in found["notes"])
+    result = run("score", cache, "--train", labelled, "--json").json
+    assert "head" not in result["scores"]
+    assert not any("head" in note for note in result["notes"])
 
 
 def test_several_heads_are_told_apart(run: Run, cache: Path, own: Path, tmp_path: Path) -> None:
     write_head(own / "one", head_of(cache, seed=1))
     write_head(own / "two", head_of(cache, seed=2))
     options = ("--head", "one", "--head", f"{own}/two/", "--head", "one", "-s", "entropy", "--json")
-    found = run("score", cache, *options, "--to", tmp_path / "u.csv").json
-    assert list(found["scores"]) == ["head:one", "head:two", "entropy"]
+    result = run("score", cache, *options, "--to", tmp_path / "u.csv").json
+    assert list(result["scores"]) == ["head:one", "head:two", "entropy"]
     with (tmp_path / "u.csv").open(newline="") as file:
         assert next(iter(csv.DictReader(file))).keys() >= {"head:one", "head:two", "entropy"}
 
@@ -246,8 +246,8 @@ def test_several_heads_are_kept_and_loaded(run: Run, cache: Path, own: Path, tmp
 
 def test_heads_of_the_same_name_keep_their_whole_names(run: Run, cache: Path, tmp_path: Path) -> None:
     a, b = write_head(tmp_path / "a" / "mine", head_of(cache)), write_head(tmp_path / "b" / "mine", head_of(cache))
-    found = run("score", cache, "--head", a, "--head", b, "-s", "entropy", "--json").json
-    assert list(found["scores"]) == [f"head:{a}", f"head:{b}", "entropy"]
+    result = run("score", cache, "--head", a, "--head", b, "-s", "entropy", "--json").json
+    assert list(result["scores"]) == [f"head:{a}", f"head:{b}", "entropy"]
     assert folder_name("head:a/mine") == "head_a_mine"
 
 
@@ -260,8 +260,8 @@ def test_auto_takes_the_one_that_fits(run: Run, cache: Path, own: Path) -> None:
         f"See `dubito list heads`, or train one with `dubito train`."
     ) in answer.err
     write_head(own / "this", head_of(cache))
-    found = run("score", cache, "--head", "auto", "-s", "entropy", "--json").json
-    assert list(found["scores"]) == ["head", "entropy"]
+    result = run("score", cache, "--head", "auto", "-s", "entropy", "--json").json
+    assert list(result["scores"]) == ["head", "entropy"]
 
 
 def test_a_head_of_another_backbone_is_refused_with_the_reason(run: Run, cache: Path, own: Path) -> None:

@@ -18,8 +18,8 @@ def index(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> Pa
     folder = tmp_path_factory.mktemp("search") / "index"
     answer = run("search", "build", cache, "--to", folder, "--score", "entropy", "--quantile", 0.75, "--json")
     assert answer.code == 0, answer.err
-    found = answer.json
-    assert (found["items"], found["searched"], found["score"], found["clean"]) == (COUNT, 9, "entropy", "both")
+    result = answer.json
+    assert (result["items"], result["searched"], result["score"], result["clean"]) == (COUNT, 9, "entropy", "both")
     return folder
 
 
@@ -35,12 +35,12 @@ def test_a_cache_is_asked(run: Run, index: Path, cache: Path) -> None:
     answer = run("search", "query", index, cache, "--k", 2, "--others", "--sets", "--json")
     table = dubito.open(cache)
     expected = SafeIndex.load(index).search(table, k=2, exclude=table.id, sets=True)
-    found = answer.json
-    assert (answer.code, found["refused"], found["exact"], len(found["queries"])) == (0, 3, True, COUNT)
-    assert [one["id"] for one in found["queries"]] == table.id.tolist()
-    assert found["queries"] == json.loads(json.dumps(expected.to_dict()["queries"]))
-    assert found["skipped"] == []
-    assert all(one["id"] not in one["ids"] for one in found["queries"])
+    result = answer.json
+    assert (answer.code, result["refused"], result["exact"], len(result["queries"])) == (0, 3, True, COUNT)
+    assert [one["id"] for one in result["queries"]] == table.id.tolist()
+    assert result["queries"] == json.loads(json.dumps(expected.to_dict()["queries"]))
+    assert result["skipped"] == []
+    assert all(one["id"] not in one["ids"] for one in result["queries"])
 
 
 def test_people_see_neighbours_and_reasons(run: Run, index: Path, cache: Path) -> None:
@@ -106,21 +106,21 @@ def test_thresholds_of_classes_and_images_without_labels(run: Run, labelled: Pat
     assert "=" not in answer.json["error"]  # options, no Python
     u = dubito.Entropy().score(dubito.open(cache))
     middle = float(u.median())
-    asked = run("search", "query", folder, cache, "--k", 1, "--refuse-above", middle, "--json").json
-    assert [one["refused"] for one in asked["queries"]] == (u > middle).tolist()
+    requested = run("search", "query", folder, cache, "--k", 1, "--refuse-above", middle, "--json").json
+    assert [one["refused"] for one in requested["queries"]] == (u > middle).tolist()
     assert run("search", "query", folder, labelled, "--k", 1).code == 0
 
 
 def test_a_class_without_items_names_options(run: Run, labelled: Path, tmp_path: Path) -> None:
     table = dubito.open(labelled)
-    few = table.rows(table.label != table.label[0])
-    SafeIndex.build(few, dubito.Entropy(), per_class=True).save(tmp_path / "index")
+    subset = table.rows(table.label != table.label[0])
+    SafeIndex.build(subset, dubito.Entropy(), per_class=True).save(tmp_path / "index")
     answer = run("search", "query", tmp_path / "index", labelled, "--k", 1)
     assert answer.code == 1
     assert f"no item has class {int(table.label[0])}, as {labelled} has. Leave these images out, or" in answer.err
 
 
-def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+def test_another_model_is_reported_before_its_classes(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
     table = dubito.open(labelled)
     table.provenance = Provenance(weights="another")
     SafeIndex.build(table, dubito.Entropy(), per_class=True).save(tmp_path / "index")
@@ -128,10 +128,12 @@ def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cach
     assert (answer.code, "must come from one model" in answer.err) == (1, True)
 
 
-def test_a_quantile_that_leaves_nothing_out_is_told(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_quantile_that_leaves_nothing_out_is_reported(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
     answer = run("search", "build", labelled, "--to", tmp_path / "a", "--score", "entropy", "--per-class")
-    told = "no image is left out: a quantile of a class needs more images of it. Lower --quantile, or leave --per-class"
-    assert (answer.code, told in answer.err) == (0, True), answer.err
+    message = (
+        "no image is left out: a quantile of a class needs more images of it. Lower --quantile, or leave --per-class"
+    )
+    assert (answer.code, message in answer.err) == (0, True), answer.err
     answer = run("search", "build", cache, "--to", tmp_path / "b", "--score", "entropy", "--quantile", 0.95)
     assert "no image is left out: there are too few images, or too many alike. Lower --quantile." in answer.err
     answer = run("search", "build", cache, "--to", tmp_path / "c", "--score", "entropy", "--clean", "queries")
@@ -152,8 +154,8 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
     assert "uncertainty by max_probability: there is no head for this model" in answer.err
     assert "12, of which 11 are searched" in answer.out
     assert "HNSW8, recall 1.000 of ten neighbours" in answer.out
-    asked = run("search", "query", tmp_path / "index", cache, "-k", 1)
-    assert "(approximate search)" in asked.out
+    args = run("search", "query", tmp_path / "index", cache, "-k", 1)
+    assert "(approximate search)" in args.out
 
 
 @pytest.mark.parametrize(

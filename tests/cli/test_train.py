@@ -51,28 +51,28 @@ def test_a_name_goes_to_the_shelf(run: Run, labelled: Path, own: Path) -> None:
 @pytest.mark.parametrize("to", ["./mine", "deep/mine", "there"])
 def test_a_path_stays_a_path(run: Run, labelled: Path, own: Path, tmp_path: Path, to: str) -> None:
     (tmp_path / "there").mkdir()
-    found = run("train", labelled, "--to", to, *QUICK, "--json").json
+    result = run("train", labelled, "--to", to, *QUICK, "--json").json
     assert (tmp_path / to / "seed-1" / "config.json").is_file()
     assert not own.exists()
-    assert run("score", labelled, "--head", found["head"]).code == 0
+    assert run("score", labelled, "--head", result["head"]).code == 0
 
 
 def test_json(run: Run, labelled: Path, tmp_path: Path) -> None:
     options = ("--seeds", "3,1,2", "--held-out", 0.25, "--json")
-    found = run("train", labelled, "--to", tmp_path / "heads", *QUICK, *options).json
-    assert set(found) == {
+    result = run("train", labelled, "--to", tmp_path / "heads", *QUICK, *options).json
+    assert set(result) == {
         *("caches", "table_rows", "model", "to", "recipe", "seeds", "summary", "rows", "rows_seen", "steps"),
         *("median_seed", "head", "seconds", "notes"),
     }
-    assert (found["caches"], found["model"], found["to"]) == ([str(labelled)], MODEL, str(tmp_path / "heads"))
-    assert (found["table_rows"], found["rows"], found["steps"]) == (COUNT, COUNT - 3, 30)
-    assert [one["seed"] for one in found["seeds"]] == [3, 1, 2]
+    assert (result["caches"], result["model"], result["to"]) == ([str(labelled)], MODEL, str(tmp_path / "heads"))
+    assert (result["table_rows"], result["rows"], result["steps"]) == (COUNT, COUNT - 3, 30)
+    assert [one["seed"] for one in result["seeds"]] == [3, 1, 2]
     report = json.loads((tmp_path / "heads" / "training.json").read_text())
-    assert found["summary"] == report["summary"]
-    assert found["summary"].keys() >= {"loss", "order"}
-    assert found["head"] == f"{tmp_path}/heads/seed-{found['median_seed']}"
-    orders = sorted(one["order"] for one in found["seeds"])
-    assert found["summary"]["order"]["median"] == orders[1]
+    assert result["summary"] == report["summary"]
+    assert result["summary"].keys() >= {"loss", "order"}
+    assert result["head"] == f"{tmp_path}/heads/seed-{result['median_seed']}"
+    orders = sorted(one["order"] for one in result["seeds"])
+    assert result["summary"]["order"]["median"] == orders[1]
 
 
 def test_several_seeds_are_shown_with_their_spread(run: Run, labelled: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_head_from_zero_is_told_of(run: Run, labelled: Path) -> None:
 
 
 def test_defaults_are_those_of_the_recipe(run: Run, labelled: Path) -> None:
-    found = run("train", labelled, "--to", "mine", "--set", "rows=40", "--json").json
-    assert found["recipe"] == dubito.heads.Recipe(rows=40).to_json()
-    assert read_config(found["seeds"][0]["folder"]).width == 512
+    result = run("train", labelled, "--to", "mine", "--set", "rows=40", "--json").json
+    assert result["recipe"] == dubito.heads.Recipe(rows=40).to_json()
+    assert read_config(result["seeds"][0]["folder"]).width == 512
 
 
 def test_no_labels_are_needed_for_expected_losses(run: Run, cache: Path) -> None:
@@ -138,10 +138,10 @@ def test_no_labels_are_needed_for_expected_losses(run: Run, cache: Path) -> None
 
 def test_the_temperature_can_be_fitted(run: Run, labelled: Path, cache: Path) -> None:
     options = (*QUICK, "--set", "target=expected", "--set", "temperature=fit")
-    found = run("train", labelled, "--to", "mine", *options, "--json").json
+    result = run("train", labelled, "--to", "mine", *options, "--json").json
     table = dubito.open(labelled)
-    assert found["recipe"]["temperature"] == dubito.Temperature().fit(table).temperature_
-    assert found["recipe"]["temperature"] != 1
+    assert result["recipe"]["temperature"] == dubito.Temperature().fit(table).temperature_
+    assert result["recipe"]["temperature"] != 1
     answer = run("train", cache, "--to", "other", *options)
     assert (answer.code, "temperature.fit needs column 'label'" in answer.err) == (1, True)
 
@@ -151,9 +151,9 @@ def test_caches_are_joined(run: Run, labelled: Path, cache: Path, weights: Path,
     options = ("--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--epochs", 2)
     assert run("extract", MODEL, tmp_path / "more", *options).code == 0
     options = (*QUICK, "--set", "target=expected", "--json")
-    found = run("train", cache, tmp_path / "cache", "--to", "mine", *options).json
-    assert found["caches"] == [str(cache), str(tmp_path / "cache")]
-    assert found["table_rows"] == COUNT + 10
+    result = run("train", cache, tmp_path / "cache", "--to", "mine", *options).json
+    assert result["caches"] == [str(cache), str(tmp_path / "cache")]
+    assert result["table_rows"] == COUNT + 10
     answer = run("train", labelled, cache, "--to", "other", *QUICK)  # one of them has no losses
     assert f"head.fit needs column 'loss'; {labelled} + {cache} has" in answer.err
 
@@ -170,11 +170,11 @@ def test_a_cache_is_held_out(run: Run, labelled: Path, weights: Path, tmp_path: 
     cache = tmp_path / "cache"
     assert run("extract", MODEL, tmp_path / "others", "--to", cache, "--weights", weights, "--workers", 0).code == 0
     options = (*QUICK, "--set", "target=expected", "--held-out", labelled, "--json")
-    found = run("train", cache, "--to", "mine", *options).json
-    assert (found["table_rows"], found["rows"]) == (COUNT, COUNT)
-    head = dubito.UncertaintyHead.from_pretrained(found["head"])
+    result = run("train", cache, "--to", "mine", *options).json
+    assert (result["table_rows"], result["rows"]) == (COUNT, COUNT)
+    head = dubito.UncertaintyHead.from_pretrained(result["head"])
     expected = HeldOut.of(dubito.open(labelled), head.recipe).measure(head.module)
-    assert {name: found["seeds"][0][name] for name in expected} == expected
+    assert {name: result["seeds"][0][name] for name in expected} == expected
     assert "order" in expected
 
 

@@ -114,8 +114,8 @@ def vit_b_16_tokens(m: nn.Module, x: Tensor) -> Tensor:
 def squeezenet_tiles(m: nn.Module, x: Tensor) -> Tensor:
     """What the convolution reads, and how far the ReLU lifts what it says."""
     z = m.features(x)
-    said = m.classifier[1](z)
-    return rows(torch.cat([z, said.relu() - said], dim=1))
+    output = m.classifier[1](z)
+    return rows(torch.cat([z, output.relu() - output], dim=1))
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -352,7 +352,7 @@ def test_the_grid_is_the_map_in_rows_of_tiles(built):
     assert built.model.logits(tiles).shape == (*tiles.shape[:2], C)
 
 
-def test_one_pass_tells_features_and_tiles(built):
+def test_one_pass_reports_features_and_tiles(built):
     if built.case.tiles is None:
         with pytest.raises(ModelError, match="has no feature map: nothing pools tiles or tokens before its last layer"):
             built.model.tiled(built.x)
@@ -400,9 +400,9 @@ def test_nothing_changes_when_the_forward_pass_fails(built, mixed, seen):
 
 
 def test_the_input_is_not_written_to(built):
-    given = built.x.clone()
-    built.fresh().features(given)
-    assert torch.equal(given, built.x)
+    original = built.x.clone()
+    built.fresh().features(original)
+    assert torch.equal(original, built.x)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -174,7 +174,7 @@ def test_position_ids_sort_as_numbers():
     assert position_ids(1) == ("000000",)
 
 
-def test_digest_tells_pixels_from_inputs_of_the_same_bytes():
+def test_digest_reports_pixels_from_inputs_of_the_same_bytes():
     pixels = np.zeros((2, 4, 4, 3), np.uint8)
     assert ArrayImages(images=pixels).digest() != ArrayImages(inputs=pixels).digest()
 

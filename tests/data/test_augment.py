@@ -45,20 +45,20 @@ def ramps(side=256):
 def test_crops_are_spread_as_those_of_torchvision():
     image, size = ramps(), 64
     augment = Augment(flip=0.0, jitter=0.0)
-    found = []
+    result = []
     for photo in range(800):
         out = array(plain(augment, image, (size, size), index=photo))
         # Away from the border, where bicubic resizing bends the ramp: size - 3 of the size steps across the crop.
         w = (out[size // 2, -2, 0] - out[size // 2, 1, 0]) * size / (size - 3)
         h = (out[-2, size // 2, 1] - out[1, size // 2, 1]) * size / (size - 3)
-        found.append((w * h, w / h, out[size // 2, size // 2 - 1 : size // 2 + 1, 0].mean() + 0.5))
+        result.append((w * h, w / h, out[size // 2, size // 2 - 1 : size // 2 + 1, 0].mean() + 0.5))
     torch.manual_seed(0)
     drawn = [transforms.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(800)]
     expected = [(h * w, w / h, left + w / 2) for top, left, h, w in drawn]
-    for ours, theirs in zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True):
+    for ours, theirs in zip(zip(*result, strict=True), zip(*expected, strict=True), strict=True):
         assert stats.ks_2samp(ours, theirs).pvalue > 0.01
-    assert min(area for area, *_ in found) < 0.12 * 256**2
-    assert stats.ks_2samp([area for area, *_ in found], [1.2 * area for area, *_ in expected]).pvalue < 1e-3
+    assert min(area for area, *_ in result) < 0.12 * 256**2
+    assert stats.ks_2samp([area for area, *_ in result], [1.2 * area for area, *_ in expected]).pvalue < 1e-3
 
 
 def test_a_crop_is_resized_bilinearly_or_bicubically_at_random():
@@ -163,8 +163,8 @@ def test_half_of_the_rows_are_blurred_or_covered():
 def test_blurs_are_those_of_corruptions():
     augment = Augment(strong="blur", strong_share=1.0)
     ladder = [corrupt(NOISE, "blur", severity).tobytes() for severity in range(1, 6)]
-    found = {augment.strengthen(NOISE, epoch=0, index=photo).tobytes() for photo in range(60)}
-    assert found == set(ladder)
+    result = {augment.strengthen(NOISE, epoch=0, index=photo).tobytes() for photo in range(60)}
+    assert result == set(ladder)
 
 
 def test_augmix_changes_half_of_the_rows():
@@ -269,38 +269,38 @@ def rows(pixels=PIXELS, epochs=3, size=(8, 6), **settings):
 
 
 def test_rows_are_epochs_times_photos():
-    found = rows()
-    assert isinstance(found, Images)
-    assert len(found) == len(found.ids) == 15
-    assert list(found.ids)[:7] == ["a@0", "b@0", "c@0", "d@0", "e@0", "a@1", "b@1"]
-    assert (found.ids[-1], found.ids[4:6]) == ("e@2", ["e@0", "a@1"])
-    assert found.labels.tolist() == [0, 1, 0, 1, 2] * 3
-    assert found.classes == ("x", "y", "z")
-    assert found.epoch.tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert found.image_index.tolist() == [0, 1, 2, 3, 4] * 3
-    assert [part.tolist() for part in found.place([7, 14])] == [[1, 2], [2, 4]]
+    result = rows()
+    assert isinstance(result, Images)
+    assert len(result) == len(result.ids) == 15
+    assert list(result.ids)[:7] == ["a@0", "b@0", "c@0", "d@0", "e@0", "a@1", "b@1"]
+    assert (result.ids[-1], result.ids[4:6]) == ("e@2", ["e@0", "a@1"])
+    assert result.labels.tolist() == [0, 1, 0, 1, 2] * 3
+    assert result.classes == ("x", "y", "z")
+    assert result.epoch.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert result.image_index.tolist() == [0, 1, 2, 3, 4] * 3
+    assert [part.tolist() for part in result.place([7, 14])] == [[1, 2], [2, 4]]
     assert Augmented(ArrayImages(images=PIXELS), 2, Augment()).labels is None
 
 
 def test_pixels_come_at_the_model_s_size():
-    found = rows().read(11)
-    assert (found.dtype, tuple(found.shape)) == (torch.uint8, (8, 6, 3))
+    result = rows().read(11)
+    assert (result.dtype, tuple(result.shape)) == (torch.uint8, (8, 6, 3))
     expected = Augment().plain(photos().read(1), (8, 6), epoch=2, index=1)
-    assert torch.equal(found, torch.from_numpy(np.array(expected)))
+    assert torch.equal(result, torch.from_numpy(np.array(expected)))
 
 
 def test_without_a_size_images_keep_theirs():
-    found = rows(size=None).read(6)
-    assert isinstance(found, Image.Image)
-    assert found.size == (10, 12)
-    assert found.tobytes() == Augment().plain(photos().read(1), (12, 10), epoch=1, index=1).tobytes()
+    result = rows(size=None).read(6)
+    assert isinstance(result, Image.Image)
+    assert result.size == (10, 12)
+    assert result.tobytes() == Augment().plain(photos().read(1), (12, 10), epoch=1, index=1).tobytes()
 
 
 @pytest.mark.parametrize("strong", [None, "augmix", "cutmix", "mixup", "blur", "crop", "box"])
 def test_a_row_is_the_same_in_any_order_and_process(strong):
-    found = rows(strong=strong)
-    forward = [found.read(row) for row in range(15)]
-    copy = pickle.loads(pickle.dumps(found))  # noqa: S301 (our own bytes)
+    result = rows(strong=strong)
+    forward = [result.read(row) for row in range(15)]
+    copy = pickle.loads(pickle.dumps(result))  # noqa: S301 (our own bytes)
     torch.manual_seed(7)
     backward = [copy.read(row) for row in reversed(range(15))][::-1]
     assert all(torch.equal(one, other) for one, other in zip(forward, backward, strict=True))
@@ -309,12 +309,12 @@ def test_a_row_is_the_same_in_any_order_and_process(strong):
 
 def test_a_mixed_row_shows_what_mixing_tells():
     for strong, size in itertools.product(("mixup", "cutmix"), ((60, 40), None)):
-        found = rows(FLAT, 8, size, strong=strong, jitter=0.0)
-        partners, weights = found.mixing(range(40))
+        result = rows(FLAT, 8, size, strong=strong, jitter=0.0)
+        partners, weights = result.mixing(range(40))
         assert 10 < (weights < 1).sum() < 30
-        assert (partners[weights == 1] == found.image_index[weights == 1]).all()
+        assert (partners[weights == 1] == result.image_index[weights == 1]).all()
         for row in range(40):
-            pixels = np.asarray(found.read(row))[..., 0].astype(float)
+            pixels = np.asarray(result.read(row))[..., 0].astype(float)
             own, other, weight = float(COLOURS[row % 5]), float(COLOURS[partners[row]]), float(weights[row])
             if strong == "mixup":
                 assert np.abs(pixels - (weight * own + (1 - weight) * other)).max() <= 0.5
@@ -325,11 +325,11 @@ def test_a_mixed_row_shows_what_mixing_tells():
 
 
 def test_a_partner_is_augmented_as_in_its_own_row():
-    found = rows(strong="mixup", strong_share=1.0)
-    partners, weights = found.mixing([5])
+    result = rows(strong="mixup", strong_share=1.0)
+    partners, weights = result.mixing([5])
     alone = rows()  # the same seed without mixing
     expected = weights[0] * alone.read(5).double() + (1 - weights[0]) * alone.read(5 + int(partners[0])).double()
-    assert (found.read(5).double() - expected).abs().max() <= 0.5
+    assert (result.read(5).double() - expected).abs().max() <= 0.5
 
 
 def test_a_single_photo_has_nobody_to_mix_with():
@@ -341,9 +341,9 @@ def test_a_single_photo_has_nobody_to_mix_with():
         assert all(torch.equal(alone.read(row), plain.read(row)) for row in range(4))
 
 
-def test_the_digest_tells_photos_settings_epochs_and_places():
-    def digest(found):
-        return found.digest()
+def test_the_digest_reports_photos_settings_epochs_and_places():
+    def digest(result):
+        return result.digest()
 
     other = PIXELS.copy()
     other[4] ^= 1
@@ -359,7 +359,7 @@ def test_the_digest_tells_photos_settings_epochs_and_places():
         rows(strong="blur"),
         rows(strong="box", strong_share=0.2),
     ]
-    assert len({digest(found) for found in (*variants, photos())}) == len(variants) + 1
+    assert len({digest(result) for result in (*variants, photos())}) == len(variants) + 1
     assert digest(rows()) == digest(rows())
     relabelled = Labelled(photos(), torch.tensor([0, 0, 0, 0, 0]))
     assert digest(Augmented(relabelled, 3, Augment(), (8, 6))) == digest(rows())

@@ -114,11 +114,11 @@ def read(images, index: int) -> np.ndarray:
 def test_reads_what_corrupt_makes_with_some_seed(images, kind):
     corrupted = Corrupted(images, kind, 3)
     assert isinstance(corrupted, Images)
-    found = read(corrupted, 1)
-    assert (found == read(corrupted, 1)).all()
-    assert (found != read(images, 1)).any()
+    result = read(corrupted, 1)
+    assert (result == read(corrupted, 1)).all()
+    assert (result != read(images, 1)).any()
     if kind == "blur":  # nothing random in it, so any seed will do
-        assert (found == np.asarray(corrupt(images.read(1), "blur", 3))).all()
+        assert (result == np.asarray(corrupt(images.read(1), "blur", 3))).all()
     assert corrupted.ids == images.ids
     assert corrupted.labels.tolist() == [0, 1, 0, 1]
     assert corrupted.classes == ("a", "b")

@@ -89,12 +89,12 @@ def test_float_tensors_are_model_inputs():
     ],
 )
 def test_other_items(item, described):
-    for given in (item, (item, 0)):
+    for value in (item, (item, 0)):
         with pytest.raises(
             ImagesError,
             match=rf"items of data set list must begin with a PIL .*; item 0 has {described}\. Ch",
         ):
-            DatasetImages([given]).read(0)
+            DatasetImages([value]).read(0)
 
 
 @pytest.mark.parametrize("attribute", ["targets", "labels"])

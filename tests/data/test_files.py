@@ -224,11 +224,11 @@ def test_one_reading_gives_the_image_and_the_hash_that_the_digest_is_made_of(fol
     reads = []
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
-    found = [images.read_hashed(index) for index in range(3)]
-    assert [content for _, content in found] == expected
+    result = [images.read_hashed(index) for index in range(3)]
+    assert [content for _, content in result] == expected
     assert reads == ["a.png", "b.png", "c.png"]
-    assert found[0][0].getpixel((0, 0)) == (255, 0, 0)
-    assert isinstance(found[2][0], BrokenImageError)
+    assert result[0][0].getpixel((0, 0)) == (255, 0, 0)
+    assert isinstance(result[2][0], BrokenImageError)
     (images.root / "a.png").unlink()
     gone, content = images.read_hashed(0)
     assert isinstance(gone, BrokenImageError)
@@ -271,8 +271,8 @@ def test_hidden():
     ],
 )
 def test_class_folders(ids, labels, classes):
-    found, names = class_folders(ids, "folder")
-    assert (None if found is None else found.tolist()) == labels
+    result, names = class_folders(ids, "folder")
+    assert (None if result is None else result.tolist()) == labels
     assert names == classes
 
 

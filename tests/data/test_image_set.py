@@ -195,9 +195,9 @@ def test_pickling():
 )
 def test_hashed_reads_give_what_read_and_the_digest_give(images: ImageSet):
     assert images.hashed_reads
-    found = [images.read_hashed(index) for index in range(len(images))]
-    assert hash_images(images.ids, [content for _, content in found]) == images.digest()
-    for index, (image, _) in enumerate(found):
+    result = [images.read_hashed(index) for index in range(len(images))]
+    assert hash_images(images.ids, [content for _, content in result]) == images.digest()
+    for index, (image, _) in enumerate(result):
         np.testing.assert_array_equal(np.asarray(image), np.asarray(images.read(index)))
 
 

@@ -13,8 +13,8 @@ def test_ten_colour_photographs_without_a_network(monkeypatch):
         raise AssertionError("photos opened a connection")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    found = photos()
-    assert [name for name, _ in found] == [
+    result = photos()
+    assert [name for name, _ in result] == [
         "astronaut",
         "cat",
         "coffee",
@@ -26,7 +26,7 @@ def test_ten_colour_photographs_without_a_network(monkeypatch):
         "retina",
         "tissue",
     ]
-    for _, image in found:
+    for _, image in result:
         pixels = np.asarray(image).astype(int)
         assert image.mode == "RGB"
         assert min(image.size) >= 224

@@ -38,8 +38,8 @@ def test_members_read_different_features_and_know_the_classes(fitted):
     assert set(fitted.masks_.unique().tolist()) == {0.0, 1.0}
     assert len({tuple(mask.tolist()) for mask in fitted.masks_}) == 4
     unseen = table_of(seed=7)
-    said = fitted.logits(unseen.feature)
-    assert float((said.argmax(-1) == unseen.label[:, None]).float().mean()) > 0.95
+    output = fitted.logits(unseen.feature)
+    assert float((output.argmax(-1) == unseen.label[:, None]).float().mean()) > 0.95
 
 
 def test_logits_are_the_masked_layer(fitted):

@@ -25,14 +25,14 @@ def trained():
 
 def test_members_solve_the_task_and_differ(trained):
     x, y = clusters()
-    found = extract_members(trained, x, y, members=5, recipe=MaskRecipe(steps=150, batch=150))
+    result = extract_members(trained, x, y, members=5, recipe=MaskRecipe(steps=150, batch=150))
     unseen, classes = clusters(seed=5)
     with torch.no_grad():
-        right = [float((member(unseen).argmax(1) == classes).float().mean()) for member in found]
+        right = [float((member(unseen).argmax(1) == classes).float().mean()) for member in result]
     assert min(right) > 0.93
-    assert 0.3 < found.diversity < 1
-    assert len({str([int(part) for part in mask.columns.sum(1)]) for mask in found.masks.values()}) > 1
-    assert found.masks["5"].rows is None  # classes stay
+    assert 0.3 < result.diversity < 1
+    assert len({str([int(part) for part in mask.columns.sum(1)]) for mask in result.masks.values()}) > 1
+    assert result.masks["5"].rows is None  # classes stay
 
 
 def test_without_weight_members_are_more_alike(trained):
@@ -48,9 +48,9 @@ def test_without_weight_members_are_more_alike(trained):
 def test_members_are_the_masked_model(trained):
     x, y = clusters()
     for recipe in (QUICK, MaskRecipe(steps=8, batch=60, binarise=False)):
-        found = extract_members(trained, x, y, members=3, recipe=recipe)
-        for number, member in enumerate(found):
-            torch.testing.assert_close(member(x), by_weights(trained, found.masks, number)(x), atol=1e-5, rtol=1e-4)
+        result = extract_members(trained, x, y, members=3, recipe=recipe)
+        for number, member in enumerate(result):
+            torch.testing.assert_close(member(x), by_weights(trained, result.masks, number)(x), atol=1e-5, rtol=1e-4)
 
 
 def test_the_same_seed_gives_the_same_members(trained):
@@ -81,15 +81,15 @@ def test_nothing_about_the_module_changes():
 def test_chosen_layers_alone_are_masked():
     x, y = torch.randn(12, 3, 32, 32), torch.arange(12) % 3
     module = timm.create_model("test_vit", num_classes=3, img_size=32)
-    found = extract_members(
+    result = extract_members(
         module, x, y, members=3, layers=["blocks.0.mlp.fc?", "head"], recipe=MaskRecipe(steps=2, batch=12)
     )
-    assert list(found.masks) == ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head"]
-    member = found[1]
+    assert list(result.masks) == ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head"]
+    member = result[1]
     assert member.blocks[0].mlp.fc2.linear.in_features == member.blocks[0].mlp.fc1.linear.out_features < 256
     assert type(member.blocks[1].mlp.fc1) is nn.Linear
     with torch.no_grad():
-        torch.testing.assert_close(member(x), by_weights(module.eval(), found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(member(x), by_weights(module.eval(), result.masks, 1)(x), atol=1e-5, rtol=1e-4)
 
 
 class _Peeking(nn.Module):
@@ -108,26 +108,26 @@ class _Peeking(nn.Module):
 def test_a_layer_that_is_used_in_a_hidden_way_still_gives_right_members():
     x, y = clusters()
     module = _Peeking().eval()
-    found = extract_members(module, x, y, members=2, recipe=QUICK)
+    result = extract_members(module, x, y, members=2, recipe=QUICK)
     with torch.no_grad():
-        torch.testing.assert_close(found[1](x), by_weights(module, found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result[1](x), by_weights(module, result.masks, 1)(x), atol=1e-5, rtol=1e-4)
 
 
 def test_a_classifier_gives_classifiers(trained):
     x, y = clusters()
     model = wrap(trained, classes=["a", "b", "c"], name="net", head="5")
-    found = extract_members(model, x, y, members=3, layers=["0", "5"], recipe=QUICK)
-    first = found.classifiers()[0]
+    result = extract_members(model, x, y, members=3, layers=["0", "5"], recipe=QUICK)
+    first = result.classifiers()[0]
     assert (first.name, first.classes) == ("net, member 0", ["a", "b", "c"])
     with torch.no_grad():
-        torch.testing.assert_close(first.logits(first.features(x)), found[0](x))
+        torch.testing.assert_close(first.logits(first.features(x)), result[0](x))
 
 
 def test_autocast_and_half_precision_are_allowed(trained):
     x, y = clusters()
     with torch.autocast("cpu", torch.bfloat16):
-        found = extract_members(trained, x, y, members=3, recipe=QUICK)
-    assert type(found[0][3]) is nn.Linear  # layers are joined: rounding has not decided
+        result = extract_members(trained, x, y, members=3, recipe=QUICK)
+    assert type(result[0][3]) is nn.Linear  # layers are joined: rounding has not decided
     half = extract_members(mlp().bfloat16(), x, y, members=3, recipe=QUICK)
     assert half[0](x.bfloat16()).dtype == torch.bfloat16
 
@@ -178,13 +178,13 @@ class _TokensFirst(nn.Module):
 
 
 @pytest.mark.parametrize("case", list(refusals()), ids=lambda case: case[0])
-def test_what_cannot_be_masked_is_told(case):
+def test_what_cannot_be_masked_is_reported(case):
     _, module, data, options, error, message = case
     with pytest.raises(error, match=message):
         extract_members(module, *data, **{"recipe": QUICK, **options})
 
 
-def test_a_model_without_linear_layers_is_told():
+def test_a_model_without_linear_layers_is_reported():
     module = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(ModelError, match=r"calls no nn.Linear that could be masked.*dubito.probes.Tiles"):
         extract_members(module, torch.randn(30, 1, 4, 4), torch.arange(30) % 3, recipe=QUICK)

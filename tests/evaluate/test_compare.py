@@ -40,79 +40,81 @@ def with_truth(table: Table, noise: float) -> Table:
 
 def test_values_are_those_of_the_metrics():
     table = images(200)
-    found = compare(table, scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=200, seed=4)
+    result = compare(table, scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=200, seed=4)
     wrong = ~correct(table.logit, table.label)
     u = dubito.Entropy().score(table)
-    assert found["error_auroc"].scores["entropy"].value.value == auroc(u, wrong)
-    assert found["aurc"].scores["entropy"].value.value == aurc(u, wrong)
-    assert found["aurc"].positives == int(wrong.sum())
+    assert result["error_auroc"].scores["entropy"].value.value == auroc(u, wrong)
+    assert result["aurc"].scores["entropy"].value.value == aurc(u, wrong)
+    assert result["aurc"].positives == int(wrong.sum())
     alone = interval(auroc, u, wrong, resamples=200, seed=4)
-    assert found["error_auroc"].scores["entropy"].value == pytest.approx(alone, abs=0.01)
+    assert result["error_auroc"].scores["entropy"].value == pytest.approx(alone, abs=0.01)
 
 
 def test_the_one_that_knows_is_better_and_the_rest_is_noise():
     table = with_truth(images(300), 0.3)
     scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
-    found = compare(table, scores=scores, resamples=300)
-    question = found["error AUROC"]
+    result = compare(table, scores=scores, resamples=300)
+    question = result["error AUROC"]
     assert question.leading == ["planted"]
     assert [one.rank for one in question.scores.values()] == [1, 2, 3]
     assert question.scores["planted"].gap_to_best == (0, 0, 0)
-    assert found.ranking[0] == "planted"
-    assert found.choice == "planted"
-    assert found.findings()[0].startswith("error AUROC: planted is better than every other score on these 300 images (")
+    assert result.ranking[0] == "planted"
+    assert result.choice == "planted"
+    assert result.findings()[0].startswith(
+        "error AUROC: planted is better than every other score on these 300 images ("
+    )
 
 
 def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
-    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
-    first = found.findings()[0]
+    result = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
+    first = result.findings()[0]
     assert "cannot be distinguished on these 300 images (" in first
     assert "Differences below about 0." in first
-    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6)
-    assert found.choice == "margin"
-    assert found.findings()[-1] == (
+    result.costs["margin"] = result.costs["margin"]._replace(microseconds=1e-6)
+    assert result.choice == "margin"
+    assert result.findings()[-1] == (
         "margin is the cheapest (0.0 µs per image) of those that could be the best on all questions."
     )
 
 
 def test_aurc_is_better_when_lower():
     table = with_truth(images(300), 0.3)
-    found = compare(table, scores={"entropy": dubito.Entropy(), "planted": Planted()}, resamples=100)["aurc"]
-    assert found.scores["planted"].value.value < found.scores["entropy"].value.value
-    assert found.scores["entropy"].gap_to_best.value == pytest.approx(
-        found.scores["entropy"].value.value - found.scores["planted"].value.value
+    result = compare(table, scores={"entropy": dubito.Entropy(), "planted": Planted()}, resamples=100)["aurc"]
+    assert result.scores["planted"].value.value < result.scores["entropy"].value.value
+    assert result.scores["entropy"].gap_to_best.value == pytest.approx(
+        result.scores["entropy"].value.value - result.scores["planted"].value.value
     )
 
 
 def test_ood_sets_are_questions_of_their_own():
     table, train = images(150), images(150, 1)
     ood = {"near": images(100, 2), "far": images(100, 3, shift=4.0)}
-    found = compare(table, ood, train=train, resamples=100)
-    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC near", "OOD AUROC far"]
-    far = found["far"]
+    result = compare(table, ood, train=train, resamples=100)
+    assert [one.title for one in result.questions] == ["error AUROC", "AURC", "OOD AUROC near", "OOD AUROC far"]
+    far = result["far"]
     assert far.scores["mahalanobis"].value.value > 0.99
     assert "mahalanobis" in far.leading
     assert "entropy" not in far.leading
     assert (far.images, far.positives) == (250, 100)
     u = torch.cat([dubito.Entropy().score(table), dubito.Entropy().score(ood["far"])])
     assert far.scores["entropy"].value.value == auroc(u, torch.arange(250) >= 150)
-    assert "(100 of them OOD)" in " ".join(found.findings())
+    assert "(100 of them OOD)" in " ".join(result.findings())
 
 
 def test_only_ood_images_are_needed():
     table = images(60).select("feature", "logit")
-    found = compare(table, images(40, 3, shift=4.0), resamples=50)
-    assert [one.title for one in found.questions] == ["OOD AUROC set 3"]
-    assert any("its errors are unknown" in sentence for sentence in found.findings())
+    result = compare(table, images(40, 3, shift=4.0), resamples=50)
+    assert [one.title for one in result.questions] == ["OOD AUROC set 3"]
+    assert any("its errors are unknown" in sentence for sentence in result.findings())
 
 
 def test_an_ensemble_that_the_ood_table_lacks_is_left_out():
     table = images(40)
     members = table.logit[:, None] + torch.randn(40, 3, 4, generator=torch.Generator().manual_seed(0))
     both = table.extended(members_logit=members, dropout_logit=members + 0.1)
-    found = compare(both, images(30, 2), resamples=20)
-    assert "mutual_information:members" not in found.costs
-    assert found.left_out["mutual_information:members"] == "set 2 lacks column 'members'"
+    result = compare(both, images(30, 2), resamples=20)
+    assert "mutual_information:members" not in result.costs
+    assert result.left_out["mutual_information:members"] == "set 2 lacks column 'members'"
 
 
 def test_sentences_name_what_was_left_out_once():
@@ -122,8 +124,8 @@ def test_sentences_name_what_was_left_out_once():
 
 
 def test_json_is_plain():
-    found = compare(images(60), scores={"entropy": dubito.Entropy()}, resamples=20)
-    plain = json.loads(found.to_json())
+    result = compare(images(60), scores={"entropy": dubito.Entropy()}, resamples=20)
+    plain = json.loads(result.to_json())
     assert plain["choice"] == "entropy"
     assert plain["questions"][0]["scores"]["entropy"]["rank"] == 1
     assert "there is no other score to compare" in plain["findings"][0]
@@ -132,8 +134,10 @@ def test_json_is_plain():
 def test_few_errors_are_mentioned():
     logit = torch.tensor([[3.0, 0.0]]).repeat(40, 1) + torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
     table = Table(logit=logit, label=[1] * 12 + [0] * 28)
-    said = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[0]
-    assert "Only 12 images are of the rarer class. Differences below about 0." in said
+    output = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[
+        0
+    ]
+    assert "Only 12 images are of the rarer class. Differences below about 0." in output
 
 
 @pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
@@ -167,17 +171,17 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
     table, train = images(60), images(60, 1)
     feature = table.feature.clone()
     feature[3] = float("nan")
-    found = compare(table.extended(feature=feature), train=train, resamples=20)
-    assert "entropy" in found.costs
-    assert "neighbours" not in found.costs
-    assert "features must be finite; feature 0 of row 3 of set 0 is nan" in found.left_out["neighbours"]
+    result = compare(table.extended(feature=feature), train=train, resamples=20)
+    assert "entropy" in result.costs
+    assert "neighbours" not in result.costs
+    assert "features must be finite; feature 0 of row 3 of set 0 is nan" in result.left_out["neighbours"]
     odd = images(60, 2)
     odd.feature[3] = float("nan")
     ood = compare(table, {"odd": odd}, train=train, resamples=20)
     assert "neighbours" in ood.left_out
-    asked = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
+    requested = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
     with pytest.raises(ValueRangeError, match="features must be finite"):
-        compare(table.extended(feature=feature), scores=asked, resamples=20)
+        compare(table.extended(feature=feature), scores=requested, resamples=20)
 
 
 def test_tables_of_another_width_and_paths_are_refused():
@@ -211,28 +215,28 @@ def test_what_is_no_table_score_or_setting_is_refused():
 
 def test_with_a_handful_of_ood_images_no_gap_counts():
     scores = {"density": dubito.Density().fit(images(200, 7)), "entropy": dubito.Entropy()}
-    few, more = (
+    subset, more = (
         compare(images(100), {"far": images(n, 3, shift=5.0)}, scores=scores, resamples=50)["far"] for n in (9, 10)
     )
-    assert few.scores["entropy"].gap_to_best.surely  # as far as the bootstrap of nine can tell
-    assert few.leading == ["density", "entropy"]
-    assert "Only 9 images are of the rarer class: too few to distinguish any scores." in few.finding()
+    assert subset.scores["entropy"].gap_to_best.surely  # as far as the bootstrap of nine can tell
+    assert subset.leading == ["density", "entropy"]
+    assert "Only 9 images are of the rarer class: too few to distinguish any scores." in subset.finding()
     assert more.leading == ["density"]
 
 
 def test_ood_images_may_be_called_errors():
-    found = compare(
+    result = compare(
         images(60), {"errors": images(40, 3, shift=4.0)}, scores={"entropy": dubito.Entropy()}, resamples=20
     )
-    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC errors"]
-    assert "(40 of them OOD)" in found.findings()[2]
+    assert [one.title for one in result.questions] == ["error AUROC", "AURC", "OOD AUROC errors"]
+    assert "(40 of them OOD)" in result.findings()[2]
 
 
 def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
-    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=100)
-    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6, reads=("members",))
-    assert set(found["error AUROC"].leading) == {"entropy", "margin"}
-    assert found.choice == "entropy"
+    result = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=100)
+    result.costs["margin"] = result.costs["margin"]._replace(microseconds=1e-6, reads=("members",))
+    assert set(result["error AUROC"].leading) == {"entropy", "margin"}
+    assert result.choice == "entropy"
 
 
 def test_another_model_is_refused_and_shared_images_are_reported():
@@ -241,8 +245,10 @@ def test_another_model_is_refused_and_shared_images_are_reported():
         compare(table, train=other)
     ids = [str(i) for i in range(20)]
     entropy = {"entropy": dubito.Entropy()}
-    told = r"at least 20 of the 20 images of set 0 are also in train \(set 0\) \(such as '0'\)\. Scores that learn have"
-    with pytest.warns(DubitoWarning, match=told):
+    message = (
+        r"at least 20 of the 20 images of set 0 are also in train \(set 0\) \(such as '0'\)\. Scores that learn have"
+    )
+    with pytest.warns(DubitoWarning, match=message):
         compare(images(20, id=ids), train=images(20, id=ids), scores=entropy, resamples=20)
     # Other images of the same names, as two arrays have them, are no reason to warn.
     compare(images(20, id=ids), train=images(20, 1, id=ids), scores=entropy, resamples=20)
@@ -267,10 +273,10 @@ def test_shared_images_are_reported_whatever_they_are_called_and_in_whatever_bat
 
 def test_in_distribution_images_that_are_given_as_ood_are_reported():
     table = images(20)
-    told = r"20 of the 20 images of set 0 are also in ood 'set 0' \(set 0\)\. In-distribution and OOD at once, they"
-    with pytest.warns(DubitoWarning, match=told):
-        found = compare(table, ood=table, scores={"entropy": dubito.Entropy()}, resamples=20)
-    assert found["set 0"].scores["entropy"].value.value == 0.5
+    message = r"20 of the 20 images of set 0 are also in ood 'set 0' \(set 0\)\. In-distribution and OOD at once, they"
+    with pytest.warns(DubitoWarning, match=message):
+        result = compare(table, ood=table, scores={"entropy": dubito.Entropy()}, resamples=20)
+    assert result["set 0"].scores["entropy"].value.value == 0.5
 
 
 def test_a_head_may_have_learned_from_these_images() -> None:
@@ -284,34 +290,36 @@ def test_a_head_may_have_learned_from_these_images() -> None:
     )
     head.fit(table)
     head.trained_["corpus"] = "60 pictures of clouds"
-    found = compare(table, scores={"mine": head, "entropy": dubito.Entropy()}, resamples=20)
-    told = [one for one in found.findings() if one.startswith("mine was trained on losses of 60 pictures of clouds:")]
-    assert len(told) == 1
+    result = compare(table, scores={"mine": head, "entropy": dubito.Entropy()}, resamples=20)
+    message = [
+        one for one in result.findings() if one.startswith("mine was trained on losses of 60 pictures of clouds:")
+    ]
+    assert len(message) == 1
 
 
 def test_the_table_marks_what_may_be_noise(tmp_path):
     table = with_truth(images(300), 0.3)
     scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
-    found = compare(
+    result = compare(
         table, {"far": images(50, 3, shift=4.0).extended(truth=torch.ones(50))}, scores=scores, resamples=99
     )
-    header, first, second, _ = found.lines()
+    header, first, second, _ = result.lines()
     assert header[:5] == ["score", "error AUROC", "gap to best", "AURC", "gap to best"]
     assert header[5:] == ["OOD AUROC far", "gap to best", "µs / image", "fit", "reads"]
     assert first[0] == "planted"
     assert first[2] == "= -"
-    gap = found["error_auroc"].scores[second[0]].gap_to_best
+    gap = result["error_auroc"].scores[second[0]].gap_to_best
     assert second[2] == f"{gap.value:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
     assert first[-2:] == ["-", "truth"]
-    csv = found.to_csv(tmp_path / "scores.csv").read_text().splitlines()
+    csv = result.to_csv(tmp_path / "scores.csv").read_text().splitlines()
     assert csv[0].startswith("score,error_auroc,error_auroc_low,error_auroc_high,error_auroc_gap_to_best,")
     assert len(csv) == 4
 
 
 def test_plot_shows_gaps_to_the_best(axes):
-    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=50)
-    assert found.plot(axes, question="AURC") is axes
-    ranked = found["AURC"].scores
+    result = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=50)
+    assert result.plot(axes, question="AURC") is axes
+    ranked = result["AURC"].scores
     assert axes.get_xlabel() == "AURC: gap to the best"
     assert [text.get_text() for text in axes.get_yticklabels()] == [
         f"{name}  {one.value.value:.3f}" for name, one in ranked.items()

@@ -28,7 +28,7 @@ def table() -> Table:
 
 
 @pytest.fixture(scope="module")
-def found(table):
+def result(table):
     scores = {
         "max_probability": MaxProbability(),
         "neighbours": Neighbours(k=3).fit(data(100, seed=5)),
@@ -37,7 +37,7 @@ def found(table):
     return evaluate(scores, table, **QUICK)
 
 
-def test_values_are_those_of_the_metrics(table, found):
+def test_values_are_those_of_the_metrics(table, result):
     wrong = ~metrics.correct(table.logit, table.label)
     assert 0.1 < wrong.double().mean() < 0.7
     for name, u in (
@@ -45,7 +45,7 @@ def test_values_are_those_of_the_metrics(table, found):
         ("neighbours", Neighbours(k=3).fit(data(100, seed=5)).score(table)),
         ("array", torch.linspace(0, 1, N)),
     ):
-        assert {key: value.value for key, value in found[name].items()} == pytest.approx(
+        assert {key: value.value for key, value in result[name].items()} == pytest.approx(
             {
                 "error_auroc": metrics.auroc(u, wrong),
                 "aurc": metrics.aurc(u, wrong),
@@ -57,9 +57,9 @@ def test_values_are_those_of_the_metrics(table, found):
         )
 
 
-def test_the_model_s_own_values(table, found):
+def test_the_model_s_own_values(table, result):
     correct = metrics.correct(table.logit, table.label)
-    assert {key: value.value for key, value in found.model.items()} == pytest.approx(
+    assert {key: value.value for key, value in result.model.items()} == pytest.approx(
         {
             "accuracy": metrics.accuracy(table.logit, table.label),
             "nll": metrics.nll(table.logit, table.label),
@@ -71,18 +71,18 @@ def test_the_model_s_own_values(table, found):
     )
 
 
-def test_batches_of_the_table_do_not_matter(table, found, monkeypatch):
+def test_batches_of_the_table_do_not_matter(table, result, monkeypatch):
     batches = Table.batches
     monkeypatch.setattr(Table, "batches", lambda self, *columns: batches(self, *columns, size=7))
     again = evaluate({"max_probability": MaxProbability()}, table, **QUICK)
-    for key, interval in found.model.items():
+    for key, interval in result.model.items():
         assert again.model[key] == pytest.approx(interval, rel=1e-9), key
-    for key, interval in found["max_probability"].items():
+    for key, interval in result["max_probability"].items():
         assert again["max_probability"][key] == pytest.approx(interval, rel=1e-9), key
 
 
-def test_intervals_hold_the_value_and_have_a_width(found):
-    intervals = {**found.model, **found["max_probability"], **{f"array {k}": v for k, v in found["array"].items()}}
+def test_intervals_hold_the_value_and_have_a_width(result):
+    intervals = {**result.model, **result["max_probability"], **{f"array {k}": v for k, v in result["array"].items()}}
     for key, interval in intervals.items():
         assert interval.low <= interval.value <= interval.high, key
         assert interval.high - interval.low > 1e-3, key
@@ -116,37 +116,39 @@ def test_confidence_resamples_and_seed_reach_the_bootstrap(table):
     ],
 )
 def test_what_the_columns_do_not_allow_is_left_out(table, columns, of_score, of_model):
-    found = evaluate({"u": torch.linspace(0, 1, N)}, table.select(*columns), **QUICK)
-    assert set(found["u"]) == of_score
-    assert set(found.model) == of_model
-    assert found.metrics == [key for key in TITLES if key in of_score]
+    result = evaluate({"u": torch.linspace(0, 1, N)}, table.select(*columns), **QUICK)
+    assert set(result["u"]) == of_score
+    assert set(result.model) == of_model
+    assert result.metrics == [key for key in TITLES if key in of_score]
 
 
 def test_labels_of_another_set_are_only_compared_with_each_other(table):
     own = Table(logit=table.logit, feature=table.feature, label=table.label + 100, label_space="own")
-    found = evaluate({"u": Entropy()}, own, **QUICK)
-    assert set(found["u"]) == {"r_auroc"}
-    assert set(found.model) == {"recall_at_1"}
+    result = evaluate({"u": Entropy()}, own, **QUICK)
+    assert set(result["u"]) == {"r_auroc"}
+    assert set(result.model) == {"recall_at_1"}
 
 
 def test_without_errors_there_is_no_auroc_but_a_risk():
     table = Table(logit=[[2.0, 0.0], [0.0, 3.0]], label=[0, 1])
-    found = evaluate({"u": [0.1, 0.2]}, table, **QUICK)
-    assert set(found["u"]) == {"aurc", "excess_aurc", "augrc"}
-    assert found["u"]["aurc"].value == 0
-    assert found.model["accuracy"].value == 1
+    result = evaluate({"u": [0.1, 0.2]}, table, **QUICK)
+    assert set(result["u"]) == {"aurc", "excess_aurc", "augrc"}
+    assert result["u"]["aurc"].value == 0
+    assert result.model["accuracy"].value == 1
 
 
 def test_one_row():
-    found = evaluate({"u": [0.1]}, Table(logit=[[2.0, 0.0]], feature=[[1.0]], label=[1]), **QUICK)
-    assert found["u"]["aurc"].value == 1
-    assert set(found.model) == {"accuracy", "nll", "brier", "ece"}
+    result = evaluate({"u": [0.1]}, Table(logit=[[2.0, 0.0]], feature=[[1.0]], label=[1]), **QUICK)
+    assert result["u"]["aurc"].value == 1
+    assert set(result.model) == {"accuracy", "nll", "brier", "ece"}
 
 
-def test_only_the_chosen_metrics(table, found):
-    few = evaluate({"array": torch.linspace(0, 1, N)}, table, metrics=["aurc", "r_auroc", "nll", "ood_auroc"], **QUICK)
-    assert few["array"] == {key: found["array"][key] for key in ("aurc", "r_auroc")}
-    assert few.model == {"nll": found.model["nll"]}
+def test_only_the_chosen_metrics(table, result):
+    subset = evaluate(
+        {"array": torch.linspace(0, 1, N)}, table, metrics=["aurc", "r_auroc", "nll", "ood_auroc"], **QUICK
+    )
+    assert subset["array"] == {key: result["array"][key] for key in ("aurc", "r_auroc")}
+    assert subset.model == {"nll": result.model["nll"]}
     ood = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=("ood_fpr95",), **QUICK)
     assert set(ood["u"]) == {"ood_fpr95"}
     assert ood.model == {}
@@ -189,7 +191,7 @@ def test_one_metric_needs_no_list(table):
     assert set(evaluate({"u": Entropy()}, table, metrics="aurc", **QUICK)["u"]) == {"aurc"}
 
 
-def test_features_are_never_read_as_a_whole(table, found, monkeypatch):
+def test_features_are_never_read_as_a_whole(table, result, monkeypatch):
     whole = Table.whole
 
     def labels_only(self, column):
@@ -198,21 +200,21 @@ def test_features_are_never_read_as_a_whole(table, found, monkeypatch):
 
     monkeypatch.setattr(Table, "whole", labels_only)
     again = evaluate({"array": torch.linspace(0, 1, N)}, table, metrics=["r_auroc", "recall_at_1"], **QUICK)
-    assert again["array"]["r_auroc"] == found["array"]["r_auroc"]
-    assert again.model["recall_at_1"] == found.model["recall_at_1"]
+    assert again["array"]["r_auroc"] == result["array"]["r_auroc"]
+    assert again.model["recall_at_1"] == result.model["recall_at_1"]
 
 
 def test_ood_images():
     table, ood = data(), data(80, seed=3, shift=-2.0)
     score = Neighbours(k=3).fit(data(100, seed=5))
-    found = evaluate({"neighbours": score}, table, ood=ood, **QUICK)["neighbours"]
+    result = evaluate({"neighbours": score}, table, ood=ood, **QUICK)["neighbours"]
     u = torch.cat([score.score(table), score.score(ood)])
     is_ood = [0] * N + [1] * 80
-    assert found["ood_auroc"].value == metrics.auroc(u, is_ood)
-    assert found["ood_average_precision"].value == metrics.average_precision(u, is_ood)
-    assert found["ood_fpr95"].value == metrics.fpr_at_tpr(u, is_ood)
-    assert found["ood_auroc"].value > 0.7  # an OOD image is the positive one, and scores high
-    assert {"error_auroc", "r_auroc"} <= set(found)
+    assert result["ood_auroc"].value == metrics.auroc(u, is_ood)
+    assert result["ood_average_precision"].value == metrics.average_precision(u, is_ood)
+    assert result["ood_fpr95"].value == metrics.fpr_at_tpr(u, is_ood)
+    assert result["ood_auroc"].value > 0.7  # an OOD image is the positive one, and scores high
+    assert {"error_auroc", "r_auroc"} <= set(result)
 
 
 def test_ood_images_need_no_labels_and_allow_no_arrays(table):
@@ -254,16 +256,16 @@ def test_a_score_that_is_not_fitted(table):
 def test_scores_need_no_mapping(table):
     expected = {"entropy": Entropy().score(table), "max_probability": MaxProbability().score(table)}
     wrong = ~metrics.correct(table.logit, table.label)
-    for given in ([Entropy(), MaxProbability()], ("entropy", MaxProbability()), ["entropy", "max_probability"]):
-        found = evaluate(given, table, metrics=["aurc"], **QUICK)
-        assert {name: row["aurc"].value for name, row in found.scores.items()} == {
+    for value in ([Entropy(), MaxProbability()], ("entropy", MaxProbability()), ["entropy", "max_probability"]):
+        result = evaluate(value, table, metrics=["aurc"], **QUICK)
+        assert {name: row["aurc"].value for name, row in result.scores.items()} == {
             name: metrics.aurc(u, wrong) for name, u in expected.items()
         }
-    for given in (Entropy(), "entropy"):
-        found = evaluate(given, table, ood=data(50, seed=3), metrics=["ood_auroc"], **QUICK)
-        assert list(found.scores) == ["entropy"]
-        assert set(found["entropy"]) == {"ood_auroc"}
-        assert found.microseconds["entropy"] > 0
+    for value in (Entropy(), "entropy"):
+        result = evaluate(value, table, ood=data(50, seed=3), metrics=["ood_auroc"], **QUICK)
+        assert list(result.scores) == ["entropy"]
+        assert set(result["entropy"]) == {"ood_auroc"}
+        assert result.microseconds["entropy"] > 0
 
 
 def test_two_scores_of_one_name_are_refused(table):
@@ -289,31 +291,31 @@ def test_a_table_without_rows(table):
         evaluate({"u": Entropy()}, table, ood=table.rows(slice(0, 0)), **QUICK)
 
 
-def test_scores_have_a_cost_and_arrays_none(found):
-    assert found.microseconds["max_probability"] > 0
-    assert found.microseconds["array"] is None
+def test_scores_have_a_cost_and_arrays_none(result):
+    assert result.microseconds["max_probability"] > 0
+    assert result.microseconds["array"] is None
 
 
 def test_no_scores_leave_the_model_s_metrics(table):
-    found = evaluate({}, table, **QUICK)
-    assert found.metrics == []
-    assert str(found).startswith("cache/test: 240 images  accuracy 0.")
-    assert found.records() == []
-    assert found.model["accuracy"].value > 0
+    result = evaluate({}, table, **QUICK)
+    assert result.metrics == []
+    assert str(result).startswith("cache/test: 240 images  accuracy 0.")
+    assert result.records() == []
+    assert result.model["accuracy"].value > 0
 
 
-def test_an_unknown_score_is_not_there(found):
+def test_an_unknown_score_is_not_there(result):
     with pytest.raises(KeyError, match="oracle"):
-        found["oracle"]
+        result["oracle"]
 
 
 def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
     def dropped(of, rate):
         logits, stream = torch.randn(len(of), 4, C, generator=torch.Generator().manual_seed(0)), metrics.MemberStream()
         stream.add(logits)
-        asked = of.extended(dropout=stream.summary(), dropout_logit=logits)
-        asked.provenance = Provenance(probes={"dropout": {"settings": {"rate": rate}}})
-        return asked
+        args = of.extended(dropout=stream.summary(), dropout_logit=logits)
+        args.provenance = Provenance(probes={"dropout": {"settings": {"rate": rate}}})
+        return args
 
     known, ood = dropped(table, 0.1), data(50, seed=3)
     plain = MutualInformation(of="dropout")

@@ -22,7 +22,7 @@ def table() -> Table:
 
 
 @pytest.fixture(scope="module")
-def found(table):
+def result(table):
     scores = {
         "max_probability": MaxProbability(),
         "neighbours": Neighbours(k=3).fit(data(100, seed=5)),
@@ -31,12 +31,12 @@ def found(table):
     return evaluate(scores, table, **QUICK)
 
 
-def test_as_json(found):
-    plain = json.loads(found.to_json())
-    assert plain == found.to_dict()
+def test_as_json(result):
+    plain = json.loads(result.to_json())
+    assert plain == result.to_dict()
     assert (plain["name"], plain["rows"]) == ("cache/test", N)
     assert list(plain["scores"]) == ["max_probability", "neighbours", "array"]
-    aurc = found["array"]["aurc"]
+    aurc = result["array"]["aurc"]
     assert plain["scores"]["array"]["aurc"] == {
         "value": aurc.value,
         "low": aurc.low,
@@ -44,42 +44,42 @@ def test_as_json(found):
         "confidence": 0.95,
     }
     assert plain["microseconds"]["array"] is None
-    assert plain["model"]["accuracy"]["value"] == found.model["accuracy"].value
+    assert plain["model"]["accuracy"]["value"] == result.model["accuracy"].value
 
 
-def test_as_text(found):
-    title, header, *body = str(found).splitlines()
+def test_as_text(result):
+    title, header, *body = str(result).splitlines()
     assert title.startswith("cache/test: 240 images  accuracy 0.")
     assert header.split("  ")[0] == "score"
     for key in ("error AUROC", "AURC", "excess AURC", "AUGRC", "R-AUROC", "µs / image"):
         assert key in header
     assert [line.split()[0] for line in body] == ["max_probability", "neighbours", "array"]
-    value = found["neighbours"]["error_auroc"]
+    value = result["neighbours"]["error_auroc"]
     assert f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]" in body[1]
     assert body[2].endswith("-")
     # columns stand under their titles
     assert all(line[header.index("AURC")] == "0" for line in body)
 
 
-def test_as_cells(found):
-    header, *body = found.lines()
+def test_as_cells(result):
+    header, *body = result.lines()
     assert len(header) == 7
     assert all(len(line) == 7 for line in body)
-    accuracy = found.model["accuracy"]
-    assert found.facts()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
-    assert list(found.facts()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
+    accuracy = result.model["accuracy"]
+    assert result.facts()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
+    assert list(result.facts()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
 
 
 def test_a_metric_that_one_score_lacks_is_a_dash():
-    found = evaluate({"u": [0.1, 0.2, 0.3]}, Table(logit=[[1.0, 0.0]] * 3, label=[0, 1, 0]), **QUICK)
-    found.scores["other"] = {}
-    found.microseconds["other"] = None
-    assert found.lines()[-1] == ["other", "-", "-", "-", "-", "-"]
+    result = evaluate({"u": [0.1, 0.2, 0.3]}, Table(logit=[[1.0, 0.0]] * 3, label=[0, 1, 0]), **QUICK)
+    result.scores["other"] = {}
+    result.microseconds["other"] = None
+    assert result.lines()[-1] == ["other", "-", "-", "-", "-", "-"]
 
 
-def test_csv_has_columns_for_bounds(found, tmp_path):
-    rows = list(csv.DictReader(found.to_csv(tmp_path / "scores.csv").read_text().splitlines()))
-    value = found["neighbours"]["aurc"]
+def test_csv_has_columns_for_bounds(result, tmp_path):
+    rows = list(csv.DictReader(result.to_csv(tmp_path / "scores.csv").read_text().splitlines()))
+    value = result["neighbours"]["aurc"]
     assert [row["score"] for row in rows] == ["max_probability", "neighbours", "array"]
     assert [float(rows[1][key]) for key in ("aurc", "aurc_low", "aurc_high")] == list(value[:3])
     assert rows[2]["microseconds"] == ""
@@ -128,13 +128,13 @@ class TestPlot:
         counts = evaluate("entropy", same, ood=same, **QUICK).ood["entropy"]
         assert (sum(counts.in_distribution), sum(counts.ood)) == (9, 9)
 
-    def test_what_cannot_be_drawn(self, found, table, both):
+    def test_what_cannot_be_drawn(self, result, table, both):
         with pytest.raises(ValueRangeError, match=r"'ood' needs OOD images: evaluate\(..., ood=table\); cache/test"):
-            found.plot("ood")
+            result.plot("ood")
         unlabelled = evaluate("entropy", table.select("logit"), **QUICK)
         with pytest.raises(ValueRangeError, match="'risk_coverage' needs labels of the model's classes"):
             unlabelled.plot()
         with pytest.raises(ValueRangeError, match=r"kind must be one of risk_coverage, ood, reliability; got 'roc'"):
-            inspect.unwrap(type(found).plot)(found, "roc")
+            inspect.unwrap(type(result).plot)(result, "roc")
         with pytest.raises(ValueRangeError, match=r"score must be one of entropy, max_probability; got 'margin'"):
             both.plot("ood", score="margin")

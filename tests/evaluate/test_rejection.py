@@ -52,21 +52,21 @@ def test_the_original(table, calibration, study, scaled):
     logit = table.logit.double() / temperature
     u = metrics.decompose(logit.softmax(-1)[None]).total
     right = metrics.correct(logit, table.label)
-    found = study.of("original", temperature=temperature)
-    assert found.accuracy == pytest.approx(metrics.accuracy(logit, table.label))
-    assert found.nll == pytest.approx(metrics.nll(logit, table.label))
+    result = study.of("original", temperature=temperature)
+    assert result.accuracy == pytest.approx(metrics.accuracy(logit, table.label))
+    assert result.nll == pytest.approx(metrics.nll(logit, table.label))
     sure = metrics.confidence(logit)
-    assert found.calibration_error == pytest.approx(abs(float(sure.mean() - right.double().mean())))
-    assert found.curves["bucket"]["nll"] == pytest.approx(
+    assert result.calibration_error == pytest.approx(abs(float(sure.mean() - right.double().mean())))
+    assert result.curves["bucket"]["nll"] == pytest.approx(
         metrics.bucket_curve(u, metrics.nll_per_row(logit, table.label)).tolist()
     )
-    assert found.curves["acceptance"]["accuracy"] == pytest.approx(metrics.acceptance_curve(u, right).tolist())
-    assert found.curves["bucket"]["calibration_error"] == pytest.approx(
+    assert result.curves["acceptance"]["accuracy"] == pytest.approx(metrics.acceptance_curve(u, right).tolist())
+    assert result.curves["bucket"]["calibration_error"] == pytest.approx(
         metrics.bucket_curve(u, sure - right.double()).abs().tolist()
     )
-    assert found.figures["auroc"].value == pytest.approx(metrics.auroc(u, ~right))
-    assert found.figures["aurc"].value == pytest.approx(metrics.aurc(u, ~right))
-    assert found.differences is None
+    assert result.figures["auroc"].value == pytest.approx(metrics.auroc(u, ~right))
+    assert result.figures["aurc"].value == pytest.approx(metrics.aurc(u, ~right))
+    assert result.differences is None
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -89,15 +89,15 @@ def test_ensembles_against_the_pure_functions(table, calibration, study, name, s
     mean = p.mean(0)
     wrong = mean.argmax(-1) != table.label
     for uncertainty, u in uncertainties.items():
-        found = study.of(name, uncertainty, temperature)
+        result = study.of(name, uncertainty, temperature)
         # Five digits: summaries are float32, and near ties may change places.
-        assert found.figures["auroc"].value == pytest.approx(metrics.auroc(u, wrong), abs=2e-3), uncertainty
-        assert found.curves["acceptance"]["accuracy"] == pytest.approx(
+        assert result.figures["auroc"].value == pytest.approx(metrics.auroc(u, wrong), abs=2e-3), uncertainty
+        assert result.curves["acceptance"]["accuracy"] == pytest.approx(
             metrics.acceptance_curve(u, ~wrong).tolist(), abs=0.02
         ), uncertainty
-        assert found.nll == pytest.approx(float(-mean.gather(1, table.label[:, None]).log().mean()), abs=1e-5)
-        assert found.accuracy == pytest.approx(float((~wrong).double().mean()))
-        assert found.order.members == len(p)
+        assert result.nll == pytest.approx(float(-mean.gather(1, table.label[:, None]).log().mean()), abs=1e-5)
+        assert result.accuracy == pytest.approx(float((~wrong).double().mean()))
+        assert result.order.members == len(p)
 
 
 def test_differences_are_paired(study, table):
@@ -158,12 +158,12 @@ def test_a_member_without_any_weight_is_no_harm():
 
 def test_original_predictions_compare_orders_alone(table):
     study = rejection_study(table, predictions="original", **QUICK)
-    accuracies = {found.accuracy for found in study.results}
+    accuracies = {result.accuracy for result in study.results}
     assert len(accuracies) == 1
-    last = {found.curves["acceptance"]["nll"][-1] for found in study.results}
+    last = {result.curves["acceptance"]["nll"][-1] for result in study.results}
     assert max(last) == pytest.approx(min(last))
     own = rejection_study(table, **QUICK)
-    assert len({found.accuracy for found in own.results}) > 1
+    assert len({result.accuracy for result in own.results}) > 1
 
 
 def test_original_predictions_need_no_losses(table):
@@ -171,8 +171,8 @@ def test_original_predictions_need_no_losses(table):
     with pytest.raises(MissingColumnError, match=r"'tiles_2_loss' for the NLL of the ensemble's own predictions, which "
                        r"predictions='original' does without; set 0 has only the summary 'tiles_2'"):  # fmt: skip
         rejection_study(bare, **QUICK)
-    found = rejection_study(bare, predictions="original", **QUICK).of("tiles_2", "mutual_information")
-    assert found.nll == pytest.approx(metrics.nll(table.logit, table.label))
+    result = rejection_study(bare, predictions="original", **QUICK).of("tiles_2", "mutual_information")
+    assert result.nll == pytest.approx(metrics.nll(table.logit, table.label))
 
 
 def test_covariances_against_uncertainty(table):
@@ -205,10 +205,10 @@ def test_identical_members_order_nothing(table, noise):
         uncertainties=["mutual_information", "expected_entropy"],
         **QUICK,
     )
-    found = study.of("members", "mutual_information")
-    assert found.constant
-    assert found.figures["auroc"].value == 0.5
-    assert found.curves["bucket"]["accuracy"] == pytest.approx([found.accuracy] * 10)
+    result = study.of("members", "mutual_information")
+    assert result.constant
+    assert result.figures["auroc"].value == 0.5
+    assert result.curves["bucket"]["accuracy"] == pytest.approx([result.accuracy] * 10)
     assert study.findings()[0].endswith(
         "The same for every image, and no order at all: mutual information of members (4). Members agree everywhere, "
         "as where they are one and the same model, or one of them has all the weight."
@@ -223,7 +223,7 @@ def test_a_class_that_nobody_predicts(table):
     study = rejection_study(Table(label=table.label, **columns), **QUICK)
     share = float((table.label == C - 1).double().mean())
     assert study.of("members", "mutual_information").nll > 400 * share > 0
-    assert all(figure is not None for found in study.results for figure in found.figures.values())
+    assert all(figure is not None for result in study.results for figure in result.figures.values())
 
 
 def test_each_name_counts_once(table):
@@ -235,16 +235,16 @@ def test_all_right_leaves_nothing_to_rank():
     label = torch.arange(12) % 3
     logit = 5 * torch.eye(3)[label] + 0.1 * torch.rand(12, 3)
     study = rejection_study(Table(logit=logit, label=label, tiles_2_logit=logit[:, None].repeat(1, 4, 1)), **QUICK)
-    found = study.of("tiles_2", "mutual_information")
-    assert found.figures["auroc"] is None
-    assert found.figures["aurc"].value == 0
+    result = study.of("tiles_2", "mutual_information")
+    assert result.figures["auroc"] is None
+    assert result.figures["aurc"].value == 0
     assert "all right or all wrong, so there is nothing to reject" in study.findings()[0]
     assert study.records()[0]["auroc"] is None
 
 
 def test_without_ensembles_the_original_stands_alone(table):
     study = rejection_study(table.select("logit", "label"), **QUICK)
-    assert [found.order.ensemble for found in study.results] == ["original"]
+    assert [result.order.ensemble for result in study.results] == ["original"]
     assert study.findings() == ["T = 1: there is no ensemble to compare with the model's own entropy."]
 
 
@@ -272,8 +272,8 @@ def test_a_summary_that_is_recorded_to_be_of_another_temperature(table):
     text = r"needs column 'tiles_2_logit' for T = 1; .* summary 'tiles_2' with temperature=3\. It is written by"
     with pytest.raises(TableError, match=text):
         rejection_study(recorded.select("logit", "label", "tiles_2", "tiles_2_loss"), **QUICK)
-    found, plain = (rejection_study(t, ["tiles_2"], **QUICK).results[1] for t in (recorded, table))  # from the logits
-    assert found.figures["aurc"].value == pytest.approx(plain.figures["aurc"].value, abs=1e-3)
+    result, plain = (rejection_study(t, ["tiles_2"], **QUICK).results[1] for t in (recorded, table))  # from the logits
+    assert result.figures["aurc"].value == pytest.approx(plain.figures["aurc"].value, abs=1e-3)
 
 
 def test_kept_logits_may_be_halved(table):
@@ -395,13 +395,13 @@ def expected(one: np.ndarray, rows: np.ndarray, by_uncertainty: bool) -> dict[st
     """By the public metrics and numpy's covariance, on repeated rows."""
     u, right, nll, gap = (column[rows] for column in one)
     x = bucket_curve(u, u, LEVELS.tolist()).numpy() if by_uncertainty else LEVELS
-    found = {"auroc": auroc(u, right == 0), "aurc": aurc(u, right == 0)}
+    result = {"auroc": auroc(u, right == 0), "aurc": aurc(u, right == 0)}
     for kind, curve in (("bucket", bucket_curve), ("acceptance", acceptance_curve)):
         for name, values in (("accuracy", right), ("nll", nll), ("calibration_error", gap)):
             y = curve(u, values, LEVELS.tolist()).numpy()
             y = abs(y) if name == "calibration_error" else y
-            found[f"neg_{kind}_covariance_{name}"] = -np.cov(x, y, bias=True)[0, 1]
-    return found
+            result[f"neg_{kind}_covariance_{name}"] = -np.cov(x, y, bias=True)[0, 1]
+    return result
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -409,9 +409,9 @@ def expected(one: np.ndarray, rows: np.ndarray, by_uncertainty: bool) -> dict[st
 def test_counted_is_called(ties: bool, by_uncertainty: bool) -> None:
     one = order(37, 0, ties)
     drawn = np.concatenate([np.ones((1, 37), dtype=np.int64), *draw_counts(37, 4, seed=3)])
-    found = figures_of(one, drawn, LEVELS, against_uncertainty=by_uncertainty)
-    assert found.shape == (5, len(FIGURES))
-    for line, count in zip(found, drawn, strict=True):
+    result = figures_of(one, drawn, LEVELS, against_uncertainty=by_uncertainty)
+    assert result.shape == (5, len(FIGURES))
+    for line, count in zip(result, drawn, strict=True):
         rows = np.repeat(np.arange(37), count)
         assert dict(zip(FIGURES, line.tolist(), strict=True)) == pytest.approx(expected(one, rows, by_uncertainty))
 
@@ -419,8 +419,8 @@ def test_counted_is_called(ties: bool, by_uncertainty: bool) -> None:
 def test_a_covariance_by_hand() -> None:
     # Two levels, 1/2 and 1; accepted accuracies 1 and 1/2, buckets 1 and 0. -cov = -(1/4)((-1)(1) + (1)(y)) / 2.
     one = np.array([[1.0, 2.0], [1.0, 0.0], [0.0, 2.0], [-0.5, 0.5]])
-    found = figures_of(one, np.ones((1, 2), dtype=np.int64), np.array([0.5, 1.0]))
-    figures = dict(zip(FIGURES, found[0].tolist(), strict=True))
+    result = figures_of(one, np.ones((1, 2), dtype=np.int64), np.array([0.5, 1.0]))
+    figures = dict(zip(FIGURES, result[0].tolist(), strict=True))
     assert figures["neg_acceptance_covariance_accuracy"] == pytest.approx(0.25 * (1 - 0.5) / 2)
     assert figures["neg_bucket_covariance_accuracy"] == pytest.approx(0.25 * (1 - 0) / 2)
     assert figures["neg_bucket_covariance_nll"] == pytest.approx(0.25 * (0 - 2) / 2)
@@ -432,6 +432,6 @@ def test_a_covariance_by_hand() -> None:
 def test_undefined_is_nan() -> None:
     one = order(8, 1)
     one[1] = 1
-    found = figures_of(one, np.ones((1, 8), dtype=np.int64), LEVELS)[0]
-    assert math.isnan(found[FIGURES.index("auroc")])
-    assert found[FIGURES.index("aurc")] == 0
+    result = figures_of(one, np.ones((1, 8), dtype=np.int64), LEVELS)[0]
+    assert math.isnan(result[FIGURES.index("auroc")])
+    assert result[FIGURES.index("aurc")] == 0

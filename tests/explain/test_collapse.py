@@ -53,32 +53,32 @@ def summed_up(logits: Tensor, *, between: bool = True) -> Table:
     return Table(**columns)
 
 
-def information(found: EnsembleDiagnosis) -> list[float]:
-    return [level.information.value for level in found.ensembles[0].levels]
+def information(result: EnsembleDiagnosis) -> list[float]:
+    return [level.information.value for level in result.ensembles[0].levels]
 
 
 def test_neighbours_that_belong_together_do_not_collapse():
-    found = diagnose_ensemble(sure(0, 0, 1, 1), partitions=0, **QUICK)
-    (one,) = found.ensembles
-    assert information(found) == pytest.approx([LOG2, LOG2], abs=1e-12)
+    result = diagnose_ensemble(sure(0, 0, 1, 1), partitions=0, **QUICK)
+    (one,) = result.ensembles
+    assert information(result) == pytest.approx([LOG2, LOG2], abs=1e-12)
     assert [level.share.value for level in one.levels] == pytest.approx([1.0, 1.0])
     assert (one.kind, one.order) == ("none", "neighbours, in their stored order")
-    assert found.verdict == (
+    assert result.verdict == (
         "No collapse: MI hardly falls from 1 to 2 (1.0x; averaging alone explains 3.0x). Members of a sub-"
         "ensemble are alike, and sub-ensembles differ: one member of each would be nearly as informative."
     )
 
 
 def test_pairs_of_opposites_agree_and_nothing_is_left():
-    found = diagnose_ensemble(sure(0, 1, 0, 1), partitions=0, **QUICK)
-    (one,) = found.ensembles
-    assert information(found) == pytest.approx([LOG2, 0.0], abs=1e-12)
+    result = diagnose_ensemble(sure(0, 1, 0, 1), partitions=0, **QUICK)
+    (one,) = result.ensembles
+    assert information(result) == pytest.approx([LOG2, 0.0], abs=1e-12)
     assert (one.kind, one.levels[1].fall.value, one.decay) == ("collapse", math.inf, None)
-    assert found.verdict == (
+    assert result.verdict == (
         "Pairs of your members agree; MI falls to nothing from 1 to 2 (averaging alone explains 3.0x): "
         "use the inner level (all 4 members at once)."
     )
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert plain["ensembles"][0]["levels"][1]["fall"] == {
         "value": None, "low": None, "high": None, "confidence": 0.95
     }  # fmt: skip
@@ -87,24 +87,24 @@ def test_pairs_of_opposites_agree_and_nothing_is_left():
 def test_random_partitions_average_over_both():
     # Of the three ways to pair A, A, B, B, one keeps log 2 and two keep nothing: log 2 / 3, which is what averaging
     # alone leaves: (4 - 2) / (2 x 3) of log 2.
-    found = diagnose_ensemble(sure(0, 0, 1, 1), partitions=300, **QUICK)
-    level = found.ensembles[0].levels[1]
+    result = diagnose_ensemble(sure(0, 0, 1, 1), partitions=300, **QUICK)
+    level = result.ensembles[0].levels[1]
     assert level.expected == pytest.approx(LOG2 / 3, abs=1e-12)
     assert level.spread == pytest.approx(LOG2 * math.sqrt(2) / 3, abs=0.02)  # log 2 one time in three
     assert level.information.value == pytest.approx(LOG2 / 3, abs=0.06)
-    assert found.ensembles[0].order == "300 random partitions of each size, averaged"
+    assert result.ensembles[0].order == "300 random partitions of each size, averaged"
 
 
 def test_numbers_are_those_of_the_chain_rule():
     logits = drawn().double()
-    found = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
+    result = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
     p = logits.movedim(1, 0).softmax(-1)
     whole = decompose(p)
-    assert found.total.value == pytest.approx(float(whole.total.mean()), abs=1e-12)
-    assert found.aleatoric.value == pytest.approx(float(whole.aleatoric.mean()), abs=1e-12)
-    assert [str(level) for level in found.levels] == ["6 x 1", "3 x 2", "2 x 3"]
+    assert result.total.value == pytest.approx(float(whole.total.mean()), abs=1e-12)
+    assert result.aleatoric.value == pytest.approx(float(whole.aleatoric.mean()), abs=1e-12)
+    assert [str(level) for level in result.levels] == ["6 x 1", "3 x 2", "2 x 3"]
     first = float(whole.epistemic.mean())
-    for level in found.levels:
+    for level in result.levels:
         between = float(chain_rule(partitioned(p, level.size)).between.mean())
         assert level.information.value == pytest.approx(between, abs=1e-12)
         assert level.share.value == pytest.approx(between / float(whole.total.mean()), abs=1e-12)
@@ -112,16 +112,16 @@ def test_numbers_are_those_of_the_chain_rule():
         assert level.expected == pytest.approx(first * (6 - level.size) / (level.size * 5), rel=1e-12)
         assert level.information.low < between < level.information.high
         rows = chain_rule(partitioned(p, level.size)).between
-        assert torch.allclose(found.scores[level.size], rows, rtol=0, atol=1e-12)
+        assert torch.allclose(result.scores[level.size], rows, rtol=0, atol=1e-12)
 
 
-def test_a_summary_tells_what_logits_tell_of_neighbours():
+def test_a_summary_reports_what_logits_tell_of_neighbours():
     logits = drawn()
     exact = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK)
-    told = diagnose_ensemble(summed_up(logits), of="dropout", **QUICK)
-    assert information(told) == pytest.approx(information(exact), abs=1e-6)
-    assert told.ensembles[0].order == "neighbours, in their stored order"
-    assert told.ensembles[0].total.value == pytest.approx(exact.ensembles[0].total.value, abs=1e-6)
+    message = diagnose_ensemble(summed_up(logits), of="dropout", **QUICK)
+    assert information(message) == pytest.approx(information(exact), abs=1e-6)
+    assert message.ensembles[0].order == "neighbours, in their stored order"
+    assert message.ensembles[0].total.value == pytest.approx(exact.ensembles[0].total.value, abs=1e-6)
 
 
 def test_blocks_of_rows_do_not_matter(monkeypatch):
@@ -134,22 +134,22 @@ def test_blocks_of_rows_do_not_matter(monkeypatch):
 
 
 def test_decay_of_members_that_differ_little_is_that_of_averaging():
-    found = diagnose_ensemble(table(100, 12, noise=0.05), partitions=30, **QUICK).ensembles[0]
-    assert found.decay is not None
-    assert found.decay.exponent.value == pytest.approx(found.decay.expected, abs=0.05)
+    result = diagnose_ensemble(table(100, 12, noise=0.05), partitions=30, **QUICK).ensembles[0]
+    assert result.decay is not None
+    assert result.decay.exponent.value == pytest.approx(result.decay.expected, abs=0.05)
     # By numpy: the slope of log((12 - s) / 11 s) over log s.
     sizes = np.array([1, 2, 3, 4, 6])
     slope, start = np.polyfit(np.log(sizes), np.log((12 - sizes) / (11 * sizes)), 1)
-    assert found.decay.expected == pytest.approx(-slope, rel=1e-9)
-    assert found.decay.scale == pytest.approx(found.epistemic.value * math.exp(start), rel=0.05)
-    assert found.kind == "collapse"
+    assert result.decay.expected == pytest.approx(-slope, rel=1e-9)
+    assert result.decay.scale == pytest.approx(result.epistemic.value * math.exp(start), rel=0.05)
+    assert result.kind == "collapse"
 
 
 def test_intervals_are_bootstraps_of_images():
     same = diagnose_ensemble(sure(0, 1, 2, 0), resamples=10).ensembles[0].epistemic
     assert same.low == pytest.approx(same.high, abs=1e-12)  # all images alike
-    few, many = (diagnose_ensemble(table(n), resamples=300).ensembles[0].epistemic for n in (30, 480))
-    assert 2 < (few.high - few.low) / (many.high - many.low) < 8  # about sqrt 16
+    subset, many = (diagnose_ensemble(table(n), resamples=300).ensembles[0].epistemic for n in (30, 480))
+    assert 2 < (subset.high - subset.low) / (many.high - many.low) < 8  # about sqrt 16
     values = decompose(drawn(480).double().movedim(1, 0).softmax(-1)).epistemic
     assert many.high - many.low == pytest.approx(2 * 1.96 * float(values.std()) / math.sqrt(480), rel=0.2)
     assert (
@@ -159,15 +159,15 @@ def test_intervals_are_bootstraps_of_images():
 
 def test_ood_images():
     inside, ood = table(50), table(50, noise=3.0, seed=1, name="other")
-    found = diagnose_ensemble(inside, ood=ood, partitions=0, **QUICK).ensembles[0]
-    for level in found.levels:
-        both = torch.cat([found.scores[level.size], found.ood_scores[level.size]])
+    result = diagnose_ensemble(inside, ood=ood, partitions=0, **QUICK).ensembles[0]
+    for level in result.levels:
+        both = torch.cat([result.scores[level.size], result.ood_scores[level.size]])
         assert level.auroc is not None
         assert level.auroc.value == pytest.approx(auroc(both, torch.arange(100) >= 50), abs=1e-12)
         assert level.auroc_spread == 0.0  # one partition
-    assert found.change is not None
-    assert found.change.value == pytest.approx(found.levels[-1].auroc.value - found.levels[0].auroc.value, abs=1e-12)
-    assert found.ood == "other"
+    assert result.change is not None
+    assert result.change.value == pytest.approx(result.levels[-1].auroc.value - result.levels[0].auroc.value, abs=1e-12)
+    assert result.ood == "other"
 
 
 def test_ood_images_of_the_same_members():
@@ -204,47 +204,47 @@ def test_findings_about_ood_images():
     # Single members disagree about OOD images alone; 0, 1 | 0, 1 leaves pairs nothing to detect them by.
     inside, ood = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)
     ood.name = "other"
-    found = diagnose_ensemble(ood, ood=inside, partitions=0, **QUICK)
-    assert "0.0 % [0.0, 0.0] with single members, 50.0 % [50.0, 50.0] with 2 x 2, +50.0" in found.findings()[-1]
+    result = diagnose_ensemble(ood, ood=inside, partitions=0, **QUICK)
+    assert "0.0 % [0.0, 0.0] with single members, 50.0 % [50.0, 50.0] with 2 x 2, +50.0" in result.findings()[-1]
     varied = Table(members_logit=torch.cat([inside.whole("members_logit"), sure(0, 0, 1, 1).whole("members_logit")]))
-    found = diagnose_ensemble(varied, ood=ood, partitions=0, **QUICK)
+    result = diagnose_ensemble(varied, ood=ood, partitions=0, **QUICK)
     # Half of the in-distribution images have MI of 0, half log 2, as all OOD ones: 1/2 + 1/4; pairs have 0.
-    assert "AUROC of MI, other against table: 75.0 % [" in found.findings()[-1]
-    assert found.findings()[-1].endswith("the outer level detects OOD images less well.")
+    assert "AUROC of MI, other against table: 75.0 % [" in result.findings()[-1]
+    assert result.findings()[-1].endswith("the outer level detects OOD images less well.")
 
 
 def test_identical_members():
     logits = drawn(20, 1).expand(-1, 6, -1)
     for one in (Table(members_logit=logits, name="mine"), summed_up(logits)):
-        found = diagnose_ensemble(one, of="members" if "members_logit" in one else "dropout", **QUICK)
-        assert found.ensembles[0].kind == "same"
-        assert found.findings() == [
+        result = diagnose_ensemble(one, of="members" if "members_logit" in one else "dropout", **QUICK)
+        assert result.ensembles[0].kind == "same"
+        assert result.findings() == [
             "Your members are the same model: they disagree about none of 20 images. Use members that were trained "
             "apart: with other seeds, data or architectures."
         ]
 
 
 def test_certain_members_that_agree():
-    found = diagnose_ensemble(sure(1, 1, 1, 1), **QUICK)
-    assert found.ensembles[0].kind == "same"
-    assert found.ensembles[0].levels[0].share.value == 0.0  # nothing of nothing
-    assert json.dumps(found.to_dict(), allow_nan=False)
+    result = diagnose_ensemble(sure(1, 1, 1, 1), **QUICK)
+    assert result.ensembles[0].kind == "same"
+    assert result.ensembles[0].levels[0].share.value == 0.0  # nothing of nothing
+    assert json.dumps(result.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
 def test_too_few_members_to_tell(members):
-    found = diagnose_ensemble(table(m=members), **QUICK)
-    assert (found.ensembles[0].kind, len(found.ensembles[0].levels)) == ("unknown", 1)
-    assert found.verdict == (
+    result = diagnose_ensemble(table(m=members), **QUICK)
+    assert (result.ensembles[0].kind, len(result.ensembles[0].levels)) == ("unknown", 1)
+    assert result.verdict == (
         f"{members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be seen. "
         f"Use at least 4, an even number."
     )
-    assert found.findings()[1].startswith("Of all uncertainty, ")
+    assert result.findings()[1].startswith("Of all uncertainty, ")
 
 
 def test_a_summary_without_sub_ensembles():
-    found = diagnose_ensemble(summed_up(drawn(), between=False), of="dropout", **QUICK)
-    assert 'Keep the members\' logits (keep="logits") to split them.' in found.verdict
+    result = diagnose_ensemble(summed_up(drawn(), between=False), of="dropout", **QUICK)
+    assert 'Keep the members\' logits (keep="logits") to split them.' in result.verdict
 
 
 def test_a_partial_fall():
@@ -252,10 +252,10 @@ def test_a_partial_fall():
     draw = torch.Generator().manual_seed(0)
     pairs = math.sqrt(1.5) * torch.randn(2000, 2, 4, generator=draw).repeat_interleave(2, dim=1)
     logits = 0.1 * (pairs + torch.randn(2000, 4, 4, generator=draw))
-    found = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
-    assert found.levels[1].fall.value == pytest.approx(1.5, rel=0.05)
-    assert found.kind == "partial"
-    assert found.findings()[0] == (
+    result = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
+    assert result.levels[1].fall.value == pytest.approx(1.5, rel=0.05)
+    assert result.kind == "partial"
+    assert result.findings()[0] == (
         "MI falls 1.5x from 1 to 2, less than averaging would make it (averaging alone explains 3.0x): pairs keep "
         "differences of their own. Use all 4 members at once: nothing is lost there."
     )
@@ -263,15 +263,15 @@ def test_a_partial_fall():
 
 def test_models_of_several_sizes():
     by_width = {width: table(noise=2.0 / width**0.5) for width in (4, 1, 16)}
-    found = diagnose_ensemble(by_width, **QUICK)
-    assert [one.key for one in found.ensembles] == [1.0, 4.0, 16.0]
-    mi = [one.epistemic.value for one in found.ensembles]
-    assert found.fall is not None
-    assert found.decay is not None
-    assert found.fall.value == pytest.approx(mi[0] / mi[2])
-    assert found.decay.exponent.value == pytest.approx(-np.polyfit(np.log([1, 4, 16]), np.log(mi), 1)[0])
-    assert found.verdict.startswith(f"Your larger models agree more: MI falls {mi[0] / mi[2]:.1f}x from 1 to 16 (MI ~")
-    assert [line[0] for line in found.lines()] == ["models", *["1"] * 3, *["4"] * 3, *["16"] * 3]
+    result = diagnose_ensemble(by_width, **QUICK)
+    assert [one.key for one in result.ensembles] == [1.0, 4.0, 16.0]
+    mi = [one.epistemic.value for one in result.ensembles]
+    assert result.fall is not None
+    assert result.decay is not None
+    assert result.fall.value == pytest.approx(mi[0] / mi[2])
+    assert result.decay.exponent.value == pytest.approx(-np.polyfit(np.log([1, 4, 16]), np.log(mi), 1)[0])
+    assert result.verdict.startswith(f"Your larger models agree more: MI falls {mi[0] / mi[2]:.1f}x from 1 to 16 (MI ~")
+    assert [line[0] for line in result.lines()] == ["models", *["1"] * 3, *["4"] * 3, *["16"] * 3]
     turned = diagnose_ensemble({1: by_width[16], 16: by_width[1]}, **QUICK)
     assert turned.verdict.startswith(f"Your larger models disagree more: MI grows {mi[0] / mi[2]:.1f}x from 1 to 16")
     flat = diagnose_ensemble({1: by_width[1], 2.5: by_width[1]}, **QUICK)
@@ -281,21 +281,21 @@ def test_models_of_several_sizes():
 
 
 def test_models_some_of_which_are_the_same():
-    found = diagnose_ensemble({1: table(), 2: sure(0, 0, 0, 0, 0, 0, n=60)}, **QUICK)
-    assert found.verdict == "Members of some of these ensembles are the same model, so nothing can be fitted."
+    result = diagnose_ensemble({1: table(), 2: sure(0, 0, 0, 0, 0, 0, n=60)}, **QUICK)
+    assert result.verdict == "Members of some of these ensembles are the same model, so nothing can be fitted."
 
 
 def test_text():
-    found = diagnose_ensemble(table(), ood=table(seed=1, noise=3.0, name="other"), **QUICK)
-    lines = str(found).split("\n")
+    result = diagnose_ensemble(table(), ood=table(seed=1, noise=3.0, name="other"), **QUICK)
+    lines = str(result).split("\n")
     assert (
         lines[0]
         == "Mutual information of 'members', 6 members, 60 images of mine; 5 random partitions of each size, averaged"
     )
     columns = "sub-ensembles MI (nats) share fall by averaging AUROC"
     assert " ".join(lines[1].split()) == columns
-    assert lines[2].startswith(f"6 x 1          {found.ensembles[0].epistemic.value:.5f}")
-    assert lines[-len(found.findings()) :] == found.findings()
+    assert lines[2].startswith(f"6 x 1          {result.ensembles[0].epistemic.value:.5f}")
+    assert lines[-len(result.findings()) :] == result.findings()
     assert (times(4.04), times(12345.0), times(math.inf)) == ("4.0x", "1.23e+04x", "to nothing")
 
 

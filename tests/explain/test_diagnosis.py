@@ -18,22 +18,22 @@ from tests.explain.blobs import QUICK, SURE, UNSURE, First, Watched, blobs, exam
 
 
 @pytest.fixture(scope="module")
-def found() -> Diagnosis:
+def result() -> Diagnosis:
     return example()
 
 
 def test_by_hand():
     table = Table(feature=[[0.0, 0.0], [2.0, 0.0], [0.5, 0.0]], logit=[SURE] * 3)
     ood = Table(feature=[[1.0, 1.0], [3.0, 1.0], [0.5, 1.0]], logit=[UNSURE] * 3)
-    found = diagnose(table, ood, density=First(), **QUICK)["ood"]
+    result = diagnose(table, ood, density=First(), **QUICK)["ood"]
     # D: 1 beats 0 and 0.5, 3 beats all, 0.5 beats 0 and ties with 0.5: (2 + 3 + 1.5) / 9
     expected = {"max_probability": 1, "entropy": 1, "scaled_entropy": 0, "density": 6.5 / 9}
-    assert {name: value.value for name, value in found.auroc.items()} == pytest.approx(expected)
+    assert {name: value.value for name, value in result.auroc.items()} == pytest.approx(expected)
     parts = {"saturation": 0 - 1, "extrapolation": 6.5 / 9 - 0, "overlap": 1 - 6.5 / 9}
-    assert {name: value.value for name, value in found.causes.items()} == pytest.approx(parts)
-    assert found.together.value == pytest.approx(6.5 / 9 - 1)
-    assert found.rows == 3
-    assert all(value.spread == 0 for value in found.auroc.values())  # equally many: all draws are the same
+    assert {name: value.value for name, value in result.causes.items()} == pytest.approx(parts)
+    assert result.together.value == pytest.approx(6.5 / 9 - 1)
+    assert result.rows == 3
+    assert all(value.spread == 0 for value in result.auroc.values())  # equally many: all draws are the same
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_what_is_compared(logits, ood_logits, features, expected):
         Table(feature=level + torch.rand(9, 1), logit=[logit] * 9)
         for level, logit in zip(features, (logits, ood_logits), strict=True)
     )
-    found = diagnose(inside, outside, density=First(), **QUICK)["ood"]
-    assert {name: part.value for name, part in found.parts.items()} == pytest.approx(expected)
+    result = diagnose(inside, outside, density=First(), **QUICK)["ood"]
+    assert {name: part.value for name, part in result.parts.items()} == pytest.approx(expected)
     if len(expected) == 1:
-        assert (found.lead, found.dominant) == (None, None)
+        assert (result.lead, result.dominant) == (None, None)
     else:
         first, second, *_ = sorted(expected.values(), reverse=True)
-        assert found.lead.value == pytest.approx(first - second)
-        assert found.dominant == (found.ranked[0] if first > second else None)
+        assert result.lead.value == pytest.approx(first - second)
+        assert result.dominant == (result.ranked[0] if first > second else None)
 
 
-def test_parts_add_up_to_what_entropy_misses(found):
-    for causes in found.all:
+def test_parts_add_up_to_what_entropy_misses(result):
+    for causes in result.all:
         assert sum(value.value for value in causes.causes.values()) == pytest.approx(1 - causes.auroc["entropy"].value)
         assert sum(part.value for part in causes.parts.values()) == pytest.approx(1 - causes.auroc["entropy"].value)
         assert causes.together.value == pytest.approx(
@@ -75,12 +75,12 @@ def test_parts_add_up_to_what_entropy_misses(found):
 
 def test_draws_are_balanced_and_close_to_all_pairs():
     table, ood = blobs(300, seed=1), blobs(60, scale=3.0, seed=2)
-    found = diagnose(table, ood, density=First(), draws=200, **QUICK)["ood"]
+    result = diagnose(table, ood, density=First(), draws=200, **QUICK)["ood"]
     both = [torch.cat([score.score(table), score.score(ood)]) for score in (Entropy(), ScaledEntropy(), First())]
     truth = np.arange(360) >= 300
-    assert found.rows == 60
+    assert result.rows == 60
     for name, scores in zip(("entropy", "scaled_entropy", "density"), both, strict=True):
-        value = found.auroc[name]
+        value = result.auroc[name]
         # A mean over 200 draws, each with that spread, around the AUROC of all pairs.
         assert value.value == pytest.approx(roc_auc_score(truth, scores), abs=4 * value.spread / 200**0.5)
         assert 0 < value.spread < 0.05
@@ -88,19 +88,19 @@ def test_draws_are_balanced_and_close_to_all_pairs():
 
 def test_intervals_are_those_of_the_bootstrap():
     table, ood = blobs(200, seed=1), blobs(200, scale=3.0, seed=2)
-    found = diagnose(table, ood, density=First(), resamples=1500)["ood"].auroc["entropy"]
+    result = diagnose(table, ood, density=First(), resamples=1500)["ood"].auroc["entropy"]
     scores = torch.cat([Entropy().score(table), Entropy().score(ood)])
     reference = interval(auroc, scores, torch.arange(400) >= 200, resamples=1500, seed=1)
-    assert found.value == pytest.approx(reference.value)
-    assert (found.low, found.high) == pytest.approx((reference.low, reference.high), abs=0.012)
+    assert result.value == pytest.approx(reference.value)
+    assert (result.low, result.high) == pytest.approx((reference.low, reference.high), abs=0.012)
 
 
-def test_mean_over_sets(found):
+def test_mean_over_sets(result):
     for name in ("entropy", "density"):
-        values = [causes.auroc[name].value for causes in found.by_set.values()]
-        assert found.mean.auroc[name].value == pytest.approx(sum(values) / 2)
-        widths = [causes.auroc[name].high - causes.auroc[name].low for causes in found.by_set.values()]
-        assert found.mean.auroc[name].high - found.mean.auroc[name].low < max(widths)
+        values = [causes.auroc[name].value for causes in result.by_set.values()]
+        assert result.mean.auroc[name].value == pytest.approx(sum(values) / 2)
+        widths = [causes.auroc[name].high - causes.auroc[name].low for causes in result.by_set.values()]
+        assert result.mean.auroc[name].high - result.mean.auroc[name].low < max(widths)
     assert diagnose(blobs(40), blobs(40, seed=1), density=First(), **QUICK).mean is None
 
 
@@ -116,19 +116,19 @@ def test_saturated_shares_and_accuracy():
     logit = [[20.0, 0.0], [10.0, 0.0], [0.0, 30.0], [0.0, 1.0]]
     table = Table(feature=torch.randn(4, 2), logit=logit, label=[0, 1, 1, 1])
     ood = Table(feature=torch.randn(2, 2), logit=logit[1::2])
-    found = diagnose(table, ood, density=First(), **QUICK)
-    assert (found.saturated, found["ood"].saturated, found.accuracy) == (0.5, 0.0, 0.75)
+    result = diagnose(table, ood, density=First(), **QUICK)
+    assert (result.saturated, result["ood"].saturated, result.accuracy) == (0.5, 0.0, 0.75)
 
 
 def test_lengths_and_angles_with_a_classifier():
     linear = torch.nn.Linear(2, 3, bias=False)
     linear.weight.data = torch.tensor([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     table = Table(feature=[[3.0, 4.0], [0.0, 0.0]], logit=[[1.0, 0.0, 0.0]] * 2)
-    found = diagnose(table, Table(feature=[[-1.0, 0.0], [0.0, -2.0]], logit=[[1.0, 0, 0]] * 2), density=First(),
+    result = diagnose(table, Table(feature=[[-1.0, 0.0], [0.0, -2.0]], logit=[[1.0, 0, 0]] * 2), density=First(),
                      classifier=linear, **QUICK)  # fmt: skip
-    assert found.scores["norm"].tolist() == [5.0, 0.0]
-    assert found.scores["cosine"].tolist() == pytest.approx([0.8, 0.0])
-    assert found.ood_scores["ood"]["cosine"].tolist() == pytest.approx([1.0, 0.0])
+    assert result.scores["norm"].tolist() == [5.0, 0.0]
+    assert result.scores["cosine"].tolist() == pytest.approx([0.8, 0.0])
+    assert result.ood_scores["ood"]["cosine"].tolist() == pytest.approx([1.0, 0.0])
 
 
 def test_a_classifier_of_another_width_is_an_error():
@@ -136,34 +136,34 @@ def test_a_classifier_of_another_width_is_an_error():
         diagnose(blobs(12), blobs(12, seed=1), density=First(), classifier=torch.nn.Linear(5, 4), **QUICK)
 
 
-def test_findings(found):
-    words = found.findings_by_set()
+def test_findings(result):
+    words = result.findings_by_set()
     assert list(words) == ["far", "near", "mean"]
     assert len(words["far"]) == 4
     assert words["far"][0].startswith("The entropy misses ")
     assert "No score on these features can repair that" in words["near"][3]
     assert "of mine and" in words["near"][1]  # of caches/mine, the folder alone
-    assert found.findings() == [
+    assert result.findings() == [
         f"far: {words['far'][0]}", *words["far"][1:], f"near: {words['near'][0]}", *words["near"][1:],
         f"mean: {words['mean'][0]}",
     ]  # fmt: skip
 
 
-def test_text(found):
-    text = str(found)
+def test_text(result):
+    text = str(result)
     assert text.startswith("AUROC of OOD images against mine, and what each cause costs, in per cent")
     for part in ("mine, 200 images scored, accuracy ", "A max p", "D density", "2 extrapolation", "intervals 95%",
                  "5 balanced sets; AUROCs vary by up to ±", "fitted on train (400 rows)"):  # fmt: skip
         assert part in text
-    near = found["near"].auroc["density"]
+    near = result["near"].auroc["density"]
     assert f"{points(near.value)} [{points(near.low)}, {points(near.high)}]" in text
-    assert found.to_pandas()["saturation_low"].tolist() == [one.causes["saturation"].low for one in found.all]
+    assert result.to_pandas()["saturation_low"].tolist() == [one.causes["saturation"].low for one in result.all]
 
 
 def test_findings_where_scaling_hurts():
     table = Table(feature=torch.rand(30, 1), logit=[SURE] * 30)
-    found = diagnose(table, Table(feature=torch.rand(30, 1), logit=[UNSURE] * 30), density=First(), **QUICK)
-    verdict, saturation, extrapolation, overlap = found.findings_by_set()["ood"]
+    result = diagnose(table, Table(feature=torch.rand(30, 1), logit=[UNSURE] * 30), density=First(), **QUICK)
+    verdict, saturation, extrapolation, overlap = result.findings_by_set()["ood"]
     assert verdict == "There is little to explain: the entropy misses 0.0 points of AUROC."
     assert (
         "-100.0 [-100.0, -100.0] points, negative. Scaling the logits down makes it worse: it lets all small logits"
@@ -177,14 +177,15 @@ def test_findings_where_scaling_hurts():
     thousand[:, 0] = 12
     raised = torch.full((30, 1000), -40.0)
     raised[:, :2] = 0
-    found = diagnose(
+    result = diagnose(
         Table(feature=table.feature, logit=thousand),
         Table(feature=table.feature + 2, logit=raised),
         density=First(),
         **QUICK,
     )
     assert (
-        "all small logits count, and those of 1000 classes outweigh the large ones" in found.findings_by_set()["ood"][1]
+        "all small logits count, and those of 1000 classes outweigh the large ones"
+        in result.findings_by_set()["ood"][1]
     )
 
 
@@ -206,8 +207,8 @@ def test_findings_where_saturation_or_the_density_dominates():
     # Entropy and scaled entropy reversed: in-distribution UNSURE, OOD SURE. So C - B = 1.
     table = Table(feature=torch.rand(30, 1), logit=[UNSURE] * 30)
     ood = Table(feature=torch.rand(30, 1), logit=[SURE] * 30)
-    found = diagnose(table, ood, density=First(), **QUICK)["ood"]
-    assert (found.ranked[0], found.dominant) == ("saturation", "saturation")
+    result = diagnose(table, ood, density=First(), **QUICK)["ood"]
+    assert (result.ranked[0], result.dominant) == ("saturation", "saturation")
     words = diagnose(table, ood, density=First(), **QUICK).findings_by_set()["ood"]
     assert "The largest part is saturation, 100.0 [100.0, 100.0]; it exceeds extrapolation and overlap t" in words[0]
     assert "The score `scaled_entropy`, the entropy of 0.1 x logits, recovers these points" in words[1]
@@ -233,25 +234,27 @@ def test_a_lead_by_chance_is_called_so():
     table, ood = (
         Table(feature=torch.rand(40, 1, generator=draw), logit=torch.randn(40, 3, generator=draw)) for _ in range(2)
     )
-    found = diagnose(table, ood, density=First(), **QUICK)
-    assert found["ood"].dominant == "overlap"
-    assert "Saturation costs nothing distinguishable from zero" in found.findings_by_set()["ood"][1]
+    result = diagnose(table, ood, density=First(), **QUICK)
+    assert result["ood"].dominant == "overlap"
+    assert "Saturation costs nothing distinguishable from zero" in result.findings_by_set()["ood"][1]
     # D - C and 1 - D are both 1/4 where D = 3/4 and C = 1/2.
     table = Table(feature=torch.arange(40.0)[:, None], logit=[UNSURE] * 40)
     half = torch.cat([torch.full((20, 1), 99.0), torch.arange(0.5, 40, 2)[:, None]])
-    found = diagnose(table, Table(feature=half, logit=[UNSURE] * 40), density=First(), **QUICK)
-    assert found["ood"].dominant is None
-    assert found.findings_by_set()["ood"][0].endswith(": within the interval, so neither can be called the main cause.")
+    result = diagnose(table, Table(feature=half, logit=[UNSURE] * 40), density=First(), **QUICK)
+    assert result["ood"].dominant is None
+    assert result.findings_by_set()["ood"][0].endswith(
+        ": within the interval, so neither can be called the main cause."
+    )
 
 
-def test_json(found):
-    plain = json.loads(json.dumps(found.to_dict()))
+def test_json(result):
+    plain = json.loads(json.dumps(result.to_dict()))
     assert list(plain["sets"]) == ["far", "near", "mean"]
-    assert plain["sets"]["far"]["causes"]["overlap"]["value"] == found["far"].causes["overlap"].value
+    assert plain["sets"]["far"]["causes"]["overlap"]["value"] == result["far"].causes["overlap"].value
     assert (plain["in_distribution"], plain["rows"], plain["classes"], plain["draws"]) == ("mine", 200, 4, 5)
-    assert plain["findings"] == found.findings()
-    assert plain["sets"]["near"]["findings"] == found.findings_by_set()["near"]
-    assert plain["sets"]["far"]["dominant"] == found["far"].dominant
+    assert plain["findings"] == result.findings()
+    assert plain["sets"]["near"]["findings"] == result.findings_by_set()["near"]
+    assert plain["sets"]["far"]["dominant"] == result["far"].dominant
     assert "scores" not in plain
     assert points(-0.0004) == "0.0"
 
@@ -260,20 +263,20 @@ def test_without_train_the_table_is_split():
     Watched.fits.clear()
     table = Table(feature=torch.arange(21.0)[:, None], logit=torch.randn(21, 3))
     ood = Table(feature=100 + torch.arange(5.0)[:, None], logit=torch.randn(5, 3))
-    found = diagnose(table, ood, density=Watched(), **QUICK)
-    (fitted,), scored = Watched.fits, found.scores["density"].tolist()
+    result = diagnose(table, ood, density=Watched(), **QUICK)
+    (fitted,), scored = Watched.fits, result.scores["density"].tolist()
     assert sorted(fitted + scored) == list(range(21))
-    assert (len(fitted), found.rows) == (10, 11)
-    assert found.fitted_on == "half of table (10 rows drawn with seed 0), which is not scored"
+    assert (len(fitted), result.rows) == (10, 11)
+    assert result.fitted_on == "half of table (10 rows drawn with seed 0), which is not scored"
 
 
 def test_train_is_fitted_on_and_all_of_the_table_is_scored():
     Watched.fits.clear()
     score = Watched()
     table, ood = blobs(20, seed=1), blobs(20, seed=2)
-    found = diagnose(table, ood, train=blobs(30, seed=3, name="a/train"), density=score, **QUICK)
-    assert (len(Watched.fits[0]), found.rows) == (30, 20)
-    assert found.fitted_on == "train (30 rows)"
+    result = diagnose(table, ood, train=blobs(30, seed=3, name="a/train"), density=score, **QUICK)
+    assert (len(Watched.fits[0]), result.rows) == (30, 20)
+    assert result.fitted_on == "train (30 rows)"
     assert not hasattr(score, "seen_")  # the user's own is left as it was
     diagnose(table, ood, density=Watched().fit(blobs(30, seed=3)), **QUICK)
     assert len(Watched.fits) == 2  # by the line above; one that is fitted is not fitted again
@@ -290,11 +293,11 @@ def test_the_same_table_twice_is_warned_of():
         DubitoWarning,
         match=r"60 of 60 images of ood \(100.0 %\) are also in table, by their features",
     ):
-        found = diagnose(table, table, density=First(), **QUICK)
-    assert found["ood"].auroc["density"].value == pytest.approx(0.5)
-    assert found["ood"].causes["overlap"].value == pytest.approx(0.5)
-    assert found.notes[0] in str(found)
-    assert "They draw AUROCs towards 50 % by at most about 50.0 points. Leave them out." in found.notes[0]
+        result = diagnose(table, table, density=First(), **QUICK)
+    assert result["ood"].auroc["density"].value == pytest.approx(0.5)
+    assert result["ood"].causes["overlap"].value == pytest.approx(0.5)
+    assert result.notes[0] in str(result)
+    assert "They draw AUROCs towards 50 % by at most about 50.0 points. Leave them out." in result.notes[0]
     message = r"20 of 60 images of table \(33.3 %\) are also .* D is too high by at most about 33.3 points. Fit it on"
     with pytest.warns(DubitoWarning, match=message):
         diagnose(table, blobs(60, seed=1), train=table.rows(slice(0, 20)), **QUICK)
@@ -316,9 +319,9 @@ def test_a_few_shared_images_matter_little_and_the_note_says_so():
         "about 0.2 points. Leave them out."
     )
     with pytest.warns(DubitoWarning) as warned:
-        found = diagnose(table, Table(**shared), density=First(), **QUICK)
+        result = diagnose(table, Table(**shared), density=First(), **QUICK)
     assert [str(warning.message) for warning in warned] == [note]
-    assert found.notes == (note,)
+    assert result.notes == (note,)
 
 
 def test_the_same_images_in_other_batches_and_in_half_precision_are_warned_of():
@@ -335,10 +338,10 @@ def test_the_same_images_in_other_batches_and_in_half_precision_are_warned_of():
 def test_what_a_fitted_density_was_fitted_on_cannot_be_checked():
     table, ood, train = blobs(40), blobs(40, seed=1), blobs(40, seed=2)
     note = "The density was fitted before; whether on images of table cannot be checked. If it was, D is too high."
-    found = diagnose(table, ood, density=Density(covariance="diagonal").fit(train), **QUICK)
-    assert found.notes == (note,)
-    assert note in str(found)
-    assert "4 Gaussians (one per class), diagonal covariances" in found.density
+    result = diagnose(table, ood, density=Density(covariance="diagonal").fit(train), **QUICK)
+    assert result.notes == (note,)
+    assert note in str(result)
+    assert "4 Gaussians (one per class), diagonal covariances" in result.density
     assert diagnose(table, ood, density=Density(covariance="diagonal"), train=train, **QUICK).notes == ()
     assert diagnose(table, ood, density=First(), **QUICK).notes == ()  # there is nothing that it could learn
 
@@ -412,15 +415,15 @@ def test_nan_is_an_error(column, text):
         diagnose(clean, bad.extended(**{column: values}), **QUICK)
 
 
-def test_plot_draws_one_histogram_per_set(found):
+def test_plot_draws_one_histogram_per_set(result):
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 (optional)
 
     for score in ("entropy", "density"):
-        ax = found.plot(score=score)
+        ax = result.plot(score=score)
         assert [text.get_text() for text in ax.get_legend().get_texts()] == ["mine", "far", "near"]
         assert len(ax.patches) == 3 * 40
-        assert found.plot(ax, score=score) is ax
+        assert result.plot(ax, score=score) is ax
         plt.close(ax.figure)
     with pytest.raises(ValueRangeError, match=r"score must be one of max_probability, .* got 'entropi'"):
-        found.plot(score="entropi")
+        result.plot(score="entropi")

@@ -42,8 +42,8 @@ def by_hand(weight: torch.Tensor, of: Table) -> dict[str, np.ndarray]:
 def test_numbers_are_those_of_brute_force_whatever_the_blocks(monkeypatch, cells):
     monkeypatch.setattr(subject, "_CELLS", cells)
     weight, known, ood = weights(5, 8), table(150, 8, 2.0), table(90, 8, 1.5, seed=1)
-    found = filtering(weight, known, ood, **QUICK)
-    for side, of in ((found.in_distribution, known), (found.ood, ood)):
+    result = filtering(weight, known, ood, **QUICK)
+    for side, of in ((result.in_distribution, known), (result.ood, ood)):
         expected = by_hand(weight, of)
         for key in ("norm", "max_cosine"):
             mine, values = getattr(side, key), expected[key]
@@ -57,7 +57,7 @@ def test_numbers_are_those_of_brute_force_whatever_the_blocks(monkeypatch, cells
         assert mine.counts.tolist() == np.histogram(values, mine.edges.numpy())[0].tolist()
         assert int(mine.counts.sum()) == 4 * len(of)
     positive = torch.arange(240) >= 150
-    for key, mine in (("norm", found.norm_auroc), ("max_cosine", found.max_cosine_auroc)):
+    for key, mine in (("norm", result.norm_auroc), ("max_cosine", result.max_cosine_auroc)):
         u = -np.concatenate([by_hand(weight, known)[key], by_hand(weight, ood)[key]])
         assert mine == pytest.approx(metrics.interval(metrics.auroc, u, positive, **QUICK))
 
@@ -65,13 +65,13 @@ def test_numbers_are_those_of_brute_force_whatever_the_blocks(monkeypatch, cells
 def test_by_hand():
     # cosines of (3, 4) with the axes: 0.6 and 0.8; of (0, 2): 0 and 1; of zeros: none, which counts as 0
     known, ood = Table(feature=[[3.0, 4.0], [0.0, 2.0]]), Table(feature=[[0.0, 0.0], [0.0, 0.0]])
-    found = filtering(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), known, ood, **QUICK)
-    assert (found.in_distribution.norm.low, found.in_distribution.norm.high) == (2.0, 5.0)
-    assert found.in_distribution.max_cosine.mean == pytest.approx(0.9)
-    assert found.in_distribution.other_cosines.mean == pytest.approx(0.3)
-    assert found.in_distribution.other_cosines.high == pytest.approx(0.6)
-    assert (found.ood.norm.median, found.ood.max_cosine.median, found.ood.other_cosines.median) == (0.0, 0.0, 0.0)
-    assert found.norm_auroc.value == found.max_cosine_auroc.value == 1.0
+    result = filtering(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), known, ood, **QUICK)
+    assert (result.in_distribution.norm.low, result.in_distribution.norm.high) == (2.0, 5.0)
+    assert result.in_distribution.max_cosine.mean == pytest.approx(0.9)
+    assert result.in_distribution.other_cosines.mean == pytest.approx(0.3)
+    assert result.in_distribution.other_cosines.high == pytest.approx(0.6)
+    assert (result.ood.norm.median, result.ood.max_cosine.median, result.ood.other_cosines.median) == (0.0, 0.0, 0.0)
+    assert result.norm_auroc.value == result.max_cosine_auroc.value == 1.0
 
 
 def test_quantiles_of_counted_cosines_are_exact_to_a_bin():
@@ -105,24 +105,24 @@ def test_a_classifier_its_layer_and_its_weight_say_the_same():
     model = dubito.wrap(net, name="mine")
     model.features(torch.zeros(2, 3))
     known, ood = table(30, 6), table(20, 6, seed=1)
-    found = filtering(model, known, ood, **QUICK)
-    assert (found.name, found.classes) == ("mine", 4)
+    result = filtering(model, known, ood, **QUICK)
+    assert (result.name, result.classes) == ("mine", 4)
     for other in (net[2], net[2].weight):
         again = filtering(other, known, ood, **QUICK)
-        assert (again.norm_auroc, again.max_cosine_auroc) == (found.norm_auroc, found.max_cosine_auroc)
-        assert again.in_distribution == found.in_distribution
+        assert (again.norm_auroc, again.max_cosine_auroc) == (result.norm_auroc, result.max_cosine_auroc)
+        assert again.in_distribution == result.in_distribution
 
 
 def test_json_text_and_plot():
-    found = filtering(weights(4, 6), table(50, 6), table(40, 6, 0.5, seed=1), **QUICK)
-    plain = json.loads(json.dumps(found.to_dict()))
-    assert plain["norm_auroc"]["value"] == found.norm_auroc.value
+    result = filtering(weights(4, 6), table(50, 6), table(40, 6, 0.5, seed=1), **QUICK)
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["norm_auroc"]["value"] == result.norm_auroc.value
     assert sum(plain["in_distribution"]["other_cosines"]["counts"]) == 150
     assert len(plain["ood"]["norm"]["edges"]) == len(plain["ood"]["norm"]["counts"]) + 1
-    assert str(found).splitlines()[0] == "weights: set 0 (50 rows), set 1 (40 rows)"
-    assert str(found).endswith("\n".join(found.findings()))
+    assert str(result).splitlines()[0] == "weights: set 0 (50 rows), set 1 (40 rows)"
+    assert str(result).endswith("\n".join(result.findings()))
     pytest.importorskip("matplotlib")
-    assert [axes.get_title() for axes in found.plot()] == ["||z||", "all other cosines", "largest cosine"]
+    assert [axes.get_title() for axes in result.plot()] == ["||z||", "all other cosines", "largest cosine"]
 
 
 def test_what_cannot_be_compared_is_refused():

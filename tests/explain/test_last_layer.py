@@ -25,9 +25,9 @@ def test_of_a_classifier_a_layer_and_weights():
     module = Small()
     weight, bias = module.head.weight.detach().double(), module.head.bias.detach().double()
     model = dubito.wrap(module, transform=Preprocess((8, 8), resize=8), name="small")
-    name, found = last_layer(model)  # it has not seen a batch: it is shown a picture
+    name, result = last_layer(model)  # it has not seen a batch: it is shown a picture
     assert name == "small"
-    for one in (found, last_layer(module.head)[1], last_layer((module.head.weight, module.head.bias))[1]):
+    for one in (result, last_layer(module.head)[1], last_layer((module.head.weight, module.head.bias))[1]):
         assert torch.equal(one.weight, weight)
         assert torch.equal(one.bias, bias)
         assert not one.weight.requires_grad
@@ -43,7 +43,7 @@ def test_an_unseen_model_without_a_transform_is_told_what_to_do():
     assert last_layer(model)[1].weight.shape == (4, 3)
 
 
-def test_what_is_no_layer_is_told():
+def test_what_is_no_layer_is_reported():
     with pytest.raises(ValueRangeError, match="weight of weights: 1 of 4 values are NaN"):
         last_layer(torch.tensor([[1.0, 2.0], [math.nan, 0.0]]))
     with pytest.raises(ValueRangeError, match="bias of weights: 1 of 2 values are NaN"):
@@ -57,8 +57,8 @@ def test_what_is_no_layer_is_told():
 
 
 def test_logits_are_those_of_the_layer():
-    found = Layer(torch.tensor([[1.0, 2.0], [0.0, -1.0]]), torch.tensor([0.5, 0.0]))
-    assert found.logits(torch.tensor([[3.0, 4.0]])).tolist() == [[11.5, -4.0]]
+    result = Layer(torch.tensor([[1.0, 2.0], [0.0, -1.0]]), torch.tensor([0.5, 0.0]))
+    assert result.logits(torch.tensor([[3.0, 4.0]])).tolist() == [[11.5, -4.0]]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 40])
@@ -91,7 +91,7 @@ def test_turns_are_uniform():
     assert float(first.mean(0).abs().max()) < 4 / math.sqrt(3 * 400)
 
 
-def test_too_few_dimensions_or_classes_are_told():
+def test_too_few_dimensions_or_classes_are_reported():
     with pytest.raises(
         ValueRangeError, match=r"simplex: width must be a whole number, at least 4; got 3. 5 classes need 4 dimensions"
     ):
@@ -124,9 +124,9 @@ def test_narrow_is_half_as_wide():
 
 
 def test_stack_has_parallel_boundaries_and_room_for_every_class():
-    found = layer("stack", 5, 1, seed=None)
+    result = layer("stack", 5, 1, seed=None)
     line = torch.linspace(-200, 200, 4001, dtype=torch.float64)[:, None]
-    logits = found.logits(line)
+    logits = result.logits(line)
     assert logits.argmax(1).unique_consecutive().tolist() == [0, 1, 2, 3, 4]
     for i in range(5):
         others = torch.cat([logits[:, :i], logits[:, i + 1 :]], dim=1).amax(1)
@@ -159,10 +159,10 @@ def test_unequal_has_the_directions_of_the_simplex():
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_class_can_win_behind_a_relu(name):
-    found = layer(name)
+    result = layer(name)
     z = 60 * torch.randn(20_000, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).relu()
-    assert found.weight.shape == (3, 16)
-    assert set(found.logits(z).argmax(1).tolist()) == {0, 1, 2}
+    assert result.weight.shape == (3, 16)
+    assert set(result.logits(z).argmax(1).tolist()) == {0, 1, 2}
 
 
 def test_scale_multiplies_logits():
@@ -170,7 +170,7 @@ def test_scale_multiplies_logits():
     torch.testing.assert_close(layer("stack", scale=3.0).logits(z), 3 * layer("stack").logits(z))
 
 
-def test_features_of_another_width_are_told():
+def test_features_of_another_width_are_reported():
     with pytest.raises(ValueRangeError, match="features must be 16 wide; got 4"):
         layer("optimal").logits(torch.zeros(2, 4))
 

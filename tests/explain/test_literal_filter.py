@@ -40,41 +40,41 @@ def brute_force(net: nn.Module, x: Tensor, top: int) -> list[list[tuple[float, i
 @pytest.mark.parametrize(("draws", "batch", "top"), [(1000, 64, 5), (64, 64, 3), (10, 256, 8), (700, 1, 2)])
 def test_top_patterns_are_those_of_brute_force(draws, batch, top):
     net = network()
-    found = literal_filter(net, (3, 3), draws=draws, batch=batch, top=top, seed=5, progress=False)
+    result = literal_filter(net, (3, 3), draws=draws, batch=batch, top=top, seed=5, progress=False)
     x = drawn(draws, batch, seed=5)
     for y, expected in enumerate(brute_force(net, x, top)):
-        mine = [(float(o), int(i)) for o, i in zip(found.log_odds[y], found.draw[y], strict=True) if i >= 0]
+        mine = [(float(o), int(i)) for o, i in zip(result.log_odds[y], result.draw[y], strict=True) if i >= 0]
         assert [odds for odds, _ in mine] == pytest.approx([odds for odds, _ in expected], abs=1e-4)
         assert [i for _, i in mine] == [i for _, i in expected]
         for k, (_, i) in enumerate(expected):
-            assert torch.equal(found.patterns[y, k], x[i])
-        assert bool((found.draw[y, len(expected) :] == -1).all())
-        assert bool((found.log_odds[y, len(expected) :] == -math.inf).all())
+            assert torch.equal(result.patterns[y, k], x[i])
+        assert bool((result.draw[y, len(expected) :] == -1).all())
+        assert bool((result.log_odds[y, len(expected) :] == -math.inf).all())
 
 
 def test_with_all_512_inputs_seen_the_best_of_each_class_is_the_best_there_is():
     net = network(seed=3)
     every = torch.tensor([[i >> j & 1 for j in range(9)] for i in range(512)], dtype=torch.uint8).view(512, 3, 3)
-    found = literal_filter(net, (3, 3), draws=8192, top=1, progress=False)
+    result = literal_filter(net, (3, 3), draws=8192, top=1, progress=False)
     assert len(drawn(8192, 2048, seed=0).flatten(1).unique(dim=0)) == 512
     for y, best in enumerate(brute_force(net, every, 1)):
         if not best:
-            assert found.counts[y] == 0
+            assert result.counts[y] == 0
             continue
-        assert torch.equal(found.patterns[y, 0], every[best[0][1]])
+        assert torch.equal(result.patterns[y, 0], every[best[0][1]])
 
 
 def test_counts_and_histogram_are_those_of_the_network():
     net = network()
-    found = literal_filter(net, (3, 3), draws=1500, batch=128, progress=False)
+    result = literal_filter(net, (3, 3), draws=1500, batch=128, progress=False)
     with torch.no_grad():
         p = net.eval()(drawn(1500, 128, seed=0)[:, None].float()).double().softmax(1)
-    assert found.counts.tolist() == torch.bincount(p.argmax(1), minlength=4).tolist()
-    assert found.histogram.shape == (4, BINS)
+    assert result.counts.tolist() == torch.bincount(p.argmax(1), minlength=4).tolist()
+    assert result.histogram.shape == (4, BINS)
     expected = torch.histc(p.amax(1), BINS, 0, 1)
-    assert int((found.histogram.sum(0) - expected).abs().sum()) <= 2  # a value on an edge may fall on either side
-    assert found.share_above(0.5) == pytest.approx(float((p.amax(1) >= 0.5).double().mean()), abs=2e-3)
-    assert found.share_above(0.0) == 1.0
+    assert int((result.histogram.sum(0) - expected).abs().sum()) <= 2  # a value on an edge may fall on either side
+    assert result.share_above(0.5) == pytest.approx(float((p.amax(1) >= 0.5).double().mean()), abs=2e-3)
+    assert result.share_above(0.0) == 1.0
 
 
 def test_of_equal_confidence_the_earlier_draw_stays():
@@ -82,10 +82,10 @@ def test_of_equal_confidence_the_earlier_draw_stays():
         def forward(self, x):
             return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
 
-    found = literal_filter(Same(), (3, 3), draws=100, batch=16, top=20, progress=False)
-    assert found.draw[0].tolist() == list(range(20))
-    assert found.draw[1].tolist() == [-1] * 20
-    assert found.findings()[1:] == [
+    result = literal_filter(Same(), (3, 3), draws=100, batch=16, top=20, progress=False)
+    assert result.draw[0].tolist() == list(range(20))
+    assert result.draw[1].tolist() == [-1] * 20
+    assert result.findings()[1:] == [
         "100.0% are classified as class 0.",
         "Classes that no input was classified as: 1 of 2 (1).",
         "Classes with a confidence of 0.9999 or more: 0 of 2.",
@@ -98,10 +98,10 @@ def test_saturated_confidences_keep_their_order():
             total = 20 * x.flatten(1).sum(1, keepdim=True)
             return torch.cat([total, torch.zeros_like(total)], 1)
 
-    found = literal_filter(Steep(), (3, 3), draws=5000, top=3, progress=False)
-    assert found.confidence[0].tolist() == [1.0, 1.0, 1.0]
-    assert found.log_odds[0].tolist() == [180.0, 180.0, 180.0]  # nine pixels, twenty each
-    assert found.patterns[0].sum().item() == 27
+    result = literal_filter(Steep(), (3, 3), draws=5000, top=3, progress=False)
+    assert result.confidence[0].tolist() == [1.0, 1.0, 1.0]
+    assert result.log_odds[0].tolist() == [180.0, 180.0, 180.0]  # nine pixels, twenty each
+    assert result.patterns[0].sum().item() == 27
 
 
 def test_log_odds_are_those_of_the_softmax():
@@ -154,12 +154,12 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits(tmp_path, monkeypatch,
         literal_filter(Stops(network(), at), (3, 3), checkpoint=file, **options)
     assert file.exists() == (at > 1 and every == 0.0)
     passes = Stops(network(), 0)
-    found = literal_filter(passes, (3, 3), checkpoint=file, **options)
+    result = literal_filter(passes, (3, 3), checkpoint=file, **options)
     assert -passes.left == (10 - (at - 1) if every == 0.0 else 10)
     for key in ("histogram", "log_odds", "draw", "patterns"):
-        assert torch.equal(getattr(found, key), getattr(whole, key)), key
+        assert torch.equal(getattr(result, key), getattr(whole, key)), key
     again = Stops(network(), 0)
-    assert literal_filter(again, (3, 3), checkpoint=file, **options).to_dict() == found.to_dict()
+    assert literal_filter(again, (3, 3), checkpoint=file, **options).to_dict() == result.to_dict()
     assert again.left == 0  # finished: nothing is run
 
 
@@ -194,35 +194,35 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def test_a_classifier_gives_what_its_module_gives_and_modes_stay():
     net = network().train()
-    found = literal_filter(net, (3, 3), draws=300, top=2, progress=False)
+    result = literal_filter(net, (3, 3), draws=300, top=2, progress=False)
     assert net.training
     assert net[3].training
     wrapped = literal_filter(dubito.wrap(net, name="mine"), (3, 3), draws=300, top=2, progress=False)
     assert wrapped.name == "mine"
-    assert torch.equal(wrapped.draw, found.draw)
+    assert torch.equal(wrapped.draw, result.draw)
     again = literal_filter(net, (1, 3, 3), draws=300, top=2, progress=False)
-    assert torch.equal(again.patterns[:, :, 0], found.patterns)  # the same bits, with a channel of their own
+    assert torch.equal(again.patterns[:, :, 0], result.patterns)  # the same bits, with a channel of their own
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_modules_of_another_precision(dtype):
     net = nn.Sequential(nn.Flatten(), nn.Linear(9, 3)).to(dtype)
-    found = literal_filter(net, (3, 3), draws=200, top=1, progress=False)
-    assert int(found.counts.sum()) == 200
+    result = literal_filter(net, (3, 3), draws=200, top=1, progress=False)
+    assert int(result.counts.sum()) == 200
     wrapped = literal_filter(dubito.wrap(net, name="mine"), (3, 3), draws=200, top=1, progress=False)
-    assert torch.equal(wrapped.draw, found.draw)
+    assert torch.equal(wrapped.draw, result.draw)
 
 
 def test_json_text_and_plot():
-    found = literal_filter(network(), (3, 3), draws=300, top=2, progress=False)
-    plain = json.loads(json.dumps(found.to_dict()))
+    result = literal_filter(network(), (3, 3), draws=300, top=2, progress=False)
+    plain = json.loads(json.dumps(result.to_dict()))
     assert sum(plain["counts"]) == sum(plain["histogram"]) == 300
-    y = int(found.counts.argmax())
-    assert plain["patterns"][y][0] == "".join(str(bit) for bit in found.patterns[y, 0].flatten().tolist())
-    assert str(found).startswith("Sequential as a filter of 300 inputs\nclass  inputs  share  highest confidence\n")
-    assert str(found).endswith("\n".join(found.findings()))
+    y = int(result.counts.argmax())
+    assert plain["patterns"][y][0] == "".join(str(bit) for bit in result.patterns[y, 0].flatten().tolist())
+    assert str(result).startswith("Sequential as a filter of 300 inputs\nclass  inputs  share  highest confidence\n")
+    assert str(result).endswith("\n".join(result.findings()))
     pytest.importorskip("matplotlib")
-    assert len(found.plot(classes=list("abcd"))) == 8
+    assert len(result.plot(classes=list("abcd"))) == 8
     flat = literal_filter(nn.Linear(4, 2), (4,), draws=10, progress=False)
     with pytest.raises(ValueRangeError, match=r"one picture each; got shape \(4,\)"):
         flat.plot()

@@ -173,8 +173,8 @@ def test_one_gaussian_has_an_exact_ellipsoid():
 def test_ellipsoids_use_the_inverse_covariance():
     long = Gaussians(torch.ones(1), torch.zeros(1, 2), torch.diag(torch.tensor([9.0, 1.0]))[None])
     # The 95 % radius in two dimensions is sqrt(5.99) = 2.45, so 7.3 along the first axis.
-    found = ellipsoids(long).contains(torch.tensor([[7.0, 0.0], [7.7, 0.0], [0.0, 2.3], [0.0, 2.6]]))
-    assert found.tolist() == [False, True, False, True]
+    result = ellipsoids(long).contains(torch.tensor([[7.0, 0.0], [7.7, 0.0], [0.0, 2.3], [0.0, 2.6]]))
+    assert result.tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -237,7 +237,7 @@ def test_all_are_regions():
         assert region.contains(torch.zeros(0, 2)).shape == (0,)
 
 
-def test_wrong_settings_are_told():
+def test_wrong_settings_are_reported():
     layer, gaussians = random_layer(3), two_clusters()
     with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; got 3. Use exact_region"):
         two_class_region(layer, gaussians)
@@ -401,7 +401,7 @@ def test_samples_have_the_moments():
     assert torch.equal(z, gaussians.sample(60_000, seed=4)[0])
 
 
-def test_wrong_mixtures_are_told():
+def test_wrong_mixtures_are_reported():
     eye = torch.eye(2).expand(2, 2, 2)
     with pytest.raises(ValueRangeError, match=r"share must be positive and sum to one; .*Divide it by its sum"):
         Gaussians(torch.tensor([0.5, 0.6]), torch.zeros(2, 2), eye)

@@ -36,12 +36,12 @@ def gram_distance(weight):
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 600])
 def test_the_simplex_is_at_distance_zero(classes):
-    found = structure(4 * simplex(classes, classes + 3, seed=1))
-    assert found.distance == pytest.approx(0, abs=1e-12)
-    assert found.norm.mean == pytest.approx(4)
-    assert (found.cosine.mean, found.cosine.low) == pytest.approx((found.optimal_cosine, -1 / (classes - 1)))
-    assert found.cosine.std == pytest.approx(0, abs=1e-7)
-    assert found.common == pytest.approx(0, abs=1e-12)
+    result = structure(4 * simplex(classes, classes + 3, seed=1))
+    assert result.distance == pytest.approx(0, abs=1e-12)
+    assert result.norm.mean == pytest.approx(4)
+    assert (result.cosine.mean, result.cosine.low) == pytest.approx((result.optimal_cosine, -1 / (classes - 1)))
+    assert result.cosine.std == pytest.approx(0, abs=1e-7)
+    assert result.common == pytest.approx(0, abs=1e-12)
 
 
 def test_adding_one_vector_and_one_number_changes_raw_figures_only():
@@ -57,18 +57,18 @@ def test_adding_one_vector_and_one_number_changes_raw_figures_only():
 
 def test_figures_by_brute_force():
     weight, bias = random_weight(), torch.linspace(-1, 2, 7, dtype=torch.float64)
-    found = structure((weight, bias))
+    result = structure((weight, bias))
     cosines = np.array(pair_cosines(weight))
-    assert found.cosine.mean == pytest.approx(cosines.mean())
-    assert found.cosine.std == pytest.approx(cosines.std())
-    assert (found.cosine.low, found.cosine.high) == pytest.approx((cosines.min(), cosines.max()))
-    assert found.cosine.skew == pytest.approx((((cosines - cosines.mean()) / cosines.std()) ** 3).mean())
-    assert found.centred_cosine.std == pytest.approx(np.std(pair_cosines(weight - weight.mean(0))))
-    assert found.norm.std == pytest.approx(float(weight.norm(dim=1).std(correction=0)))
-    assert found.weight_distance == pytest.approx(gram_distance(weight))
+    assert result.cosine.mean == pytest.approx(cosines.mean())
+    assert result.cosine.std == pytest.approx(cosines.std())
+    assert (result.cosine.low, result.cosine.high) == pytest.approx((cosines.min(), cosines.max()))
+    assert result.cosine.skew == pytest.approx((((cosines - cosines.mean()) / cosines.std()) ** 3).mean())
+    assert result.centred_cosine.std == pytest.approx(np.std(pair_cosines(weight - weight.mean(0))))
+    assert result.norm.std == pytest.approx(float(weight.norm(dim=1).std(correction=0)))
+    assert result.weight_distance == pytest.approx(gram_distance(weight))
     # Biases -1, -0.5 .. 2 around 0.5: squares 2 (2.25 + 1 + 0.25) = 7.
-    assert found.bias_distance == pytest.approx(math.sqrt(7) / float((weight - weight.mean(0)).norm()))
-    assert found.distance == pytest.approx(math.hypot(found.weight_distance, found.bias_distance))
+    assert result.bias_distance == pytest.approx(math.sqrt(7) / float((weight - weight.mean(0)).norm()))
+    assert result.distance == pytest.approx(math.hypot(result.weight_distance, result.bias_distance))
 
 
 @pytest.mark.parametrize(("classes", "width"), [(5, 9), (9, 5), (30, 3), (6, 5)])
@@ -86,8 +86,8 @@ def test_bounds_of_the_distance():
 
 
 def test_random_weights_are_where_the_summary_says():
-    found = structure(torch.randn(300, 200, generator=torch.Generator().manual_seed(0)))
-    assert found.weight_distance == pytest.approx(found.random_distance, abs=0.01)
+    result = structure(torch.randn(300, 200, generator=torch.Generator().manual_seed(0)))
+    assert result.weight_distance == pytest.approx(result.random_distance, abs=0.01)
 
 
 def test_counterfactual_structures_are_far():
@@ -122,18 +122,18 @@ def test_layers_without_boundaries_are_refused():
 
 
 def test_a_zero_weight_has_cosine_zero():
-    found = structure(torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
-    assert (found.cosine.low, found.cosine.high) == (-1, 0)
+    result = structure(torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
+    assert (result.cosine.low, result.cosine.high) == (-1, 0)
 
 
 def test_text_and_json():
     weight = simplex(4, 6, seed=2)
-    found = structure(weight, labelled(weight))
-    text = str(found)
+    result = structure(weight, labelled(weight))
+    text = str(result)
     assert "weights: 4 classes, 6 features" in text
     assert "Distance to the optimal structure: 0.000 (weights 0.000, biases 0.000)" in text
     assert "Class means point along their weights with a cosine of 1.000 on average." in text
-    plain = json.loads(json.dumps(found.to_dict()))
+    plain = json.loads(json.dumps(result.to_dict()))
     assert plain["optimal_cosine"] == pytest.approx(-1 / 3)
     assert plain["means"]["alignment"]["mean"] == pytest.approx(1, abs=1e-3)
     assert "histograms" not in plain
@@ -149,8 +149,8 @@ def test_shared_features_and_common_vectors_are_mentioned():
 
 def test_plot_has_three_histograms():
     pytest.importorskip("matplotlib")
-    found = structure((random_weight(30, 9), torch.linspace(-1, 1, 30, dtype=torch.float64)))
-    panels = found.plot()
+    result = structure((random_weight(30, 9), torch.linspace(-1, 1, 30, dtype=torch.float64)))
+    panels = result.plot()
     assert [panel.get_title() for panel in panels] == ["length of weights", "bias", "cosine of pairs"]
     assert sum(bar.get_height() for bar in panels[2].patches) == 30 * 29 / 2
     assert sum(bar.get_height() for bar in panels[0].patches) == 30
@@ -170,15 +170,15 @@ def test_collapsed_means_along_the_weights_are_optimal():
 def test_means_by_brute_force():
     weight = random_weight(4, 6)
     table = labelled(weight, rows=5000, noise=2.0)  # three batches
-    found = structure(weight, table).means
+    result = structure(weight, table).means
     z, label = table.feature, table.label
     mean = torch.stack([z[label == i].mean(0) for i in range(4)])
     within = sum(float((z[label == i] - mean[i]).square().sum()) for i in range(4)) / (5000 - 4)
     between = float((mean - mean.mean(0)).square().sum(1).mean())
-    assert found.within_over_between == pytest.approx(within / between)
+    assert result.within_over_between == pytest.approx(within / between)
     cosine = torch.cosine_similarity(mean - mean.mean(0), weight - weight.mean(0))
-    assert found.alignment.mean == pytest.approx(float(cosine.mean()))
-    assert found.norm.high == pytest.approx(float(mean.norm(dim=1).max()))
+    assert result.alignment.mean == pytest.approx(float(cosine.mean()))
+    assert result.norm.high == pytest.approx(float(mean.norm(dim=1).max()))
 
 
 def test_classes_without_rows_are_left_out():

@@ -50,8 +50,8 @@ def test_theorem_4_in_the_plane_of_the_weights(seed, size):
         z = torch.randn(40, classes - 1, dtype=torch.float64, generator=draws(seed))
         z = size * z / z.norm(dim=1, keepdim=True)
         order = max_cosine(weight, z).argsort()
-        found, cosines = confidence(weight, z)[order], max_cosine(weight, z)[order]
-        assert (found.diff()[cosines.diff() > 1e-9] > -1e-12).all()
+        result, cosines = confidence(weight, z)[order], max_cosine(weight, z)[order]
+        assert (result.diff()[cosines.diff() > 1e-9] > -1e-12).all()
 
 
 @given(seed=seeds, size=sizes, classes=st.sampled_from([2, 3]))

@@ -45,12 +45,12 @@ def jacobian(module: nn.Module, rows: Tensor) -> tuple[Tensor, Jacobian]:
     parameters = {name: parameter.clone() for name, parameter in twin.named_parameters()}
     rows = rows.double() if rows.is_floating_point() else rows
 
-    def said(chosen: dict[str, Tensor], row: Tensor) -> Tensor:
+    def output(chosen: dict[str, Tensor], row: Tensor) -> Tensor:
         return functional_call(twin, chosen, (torch.stack([row, row]),))[0]
 
-    logits = torch.stack([said(parameters, row) for row in rows])
-    found = [jacrev(said, chunk_size=1)(parameters, row) for row in rows]
-    return logits, {name: torch.stack([one[name].reshape(len(logits[0]), -1) for one in found]) for name in parameters}
+    logits = torch.stack([output(parameters, row) for row in rows])
+    result = [jacrev(output, chunk_size=1)(parameters, row) for row in rows]
+    return logits, {name: torch.stack([one[name].reshape(len(logits[0]), -1) for one in result]) for name in parameters}
 
 
 def squares_and_totals(jacobians: Jacobian, cotangent: Tensor, layers: list[str]) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def squares_and_totals(jacobians: Jacobian, cotangent: Tensor, layers: list[str]
 def columns(module: nn.Module, images: list[Tensor], layers: list[str], name: str = "gradient") -> dict[str, Tensor]:
     """All columns of the exact method, of images that come with their copies (r, ...), by definition."""
     ends = ("", "_root", "_l1", "_predicted", "_uniform")
-    found: dict[str, list[Tensor]] = {name + end: [] for end in ends}
+    result: dict[str, list[Tensor]] = {name + end: [] for end in ends}
     for rows in images:
         logits, j = jacobian(module, rows)
         p_rows, p = logits.softmax(1), logits[0].softmax(0)
@@ -84,8 +84,8 @@ def columns(module: nn.Module, images: list[Tensor], layers: list[str], name: st
             "_uniform": squares_and_totals(j, p_rows - 1 / len(p), layers)[1],
         }
         for end in ends:
-            found[name + end].append(made[end])
-    return {key: torch.stack(values) for key, values in found.items()}
+            result[name + end].append(made[end])
+    return {key: torch.stack(values) for key, values in result.items()}
 
 
 def error(ours: Tensor, truth: Tensor) -> float:

@@ -18,30 +18,30 @@ def fisher(p):
 
 
 @pytest.fixture
-def said():
+def cotangents():
     return Cotangents(2 * inputs(3, 1, C).double())
 
 
-def test_classes_add_up_to_the_fisher_matrix(said):
+def test_classes_add_up_to_the_fisher_matrix(cotangents):
     """sum_y p_y (e_y - p)(e_y - p)^T = diag(p) - p p^T."""
     total = torch.zeros(3, C, C).double()
     for rank in range(C):
-        c = said.towards(said.order[:, rank])
-        total += said.probability(said.order[:, rank])[..., None] * c[:, :, None] * c[:, None]
-    torch.testing.assert_close(total, torch.stack([fisher(p) for p in said.p]))
+        c = cotangents.towards(cotangents.order[:, rank])
+        total += cotangents.probability(cotangents.order[:, rank])[..., None] * c[:, :, None] * c[:, None]
+    torch.testing.assert_close(total, torch.stack([fisher(p) for p in cotangents.p]))
 
 
 @pytest.mark.parametrize("beyond", [0, 2])
-def test_signs_are_unbiased_over_all_of_them(said, beyond):
+def test_signs_are_unbiased_over_all_of_them(cotangents, beyond):
     """The mean over all 2^c signs of c c^T, with the exact part of the likeliest classes, is the Fisher matrix."""
     total = torch.zeros(3, C, C).double()
     for v in itertools.product([-1.0, 1.0], repeat=C):
-        c = said.mixture(torch.tensor(v).double(), beyond)
+        c = cotangents.mixture(torch.tensor(v).double(), beyond)
         total += c[:, :, None] * c[:, None] / 2**C
     for rank in range(beyond):
-        c = said.towards(said.order[:, rank])
-        total += said.probability(said.order[:, rank])[..., None] * c[:, :, None] * c[:, None]
-    torch.testing.assert_close(total, torch.stack([fisher(p) for p in said.p]))
+        c = cotangents.towards(cotangents.order[:, rank])
+        total += cotangents.probability(cotangents.order[:, rank])[..., None] * c[:, :, None] * c[:, None]
+    torch.testing.assert_close(total, torch.stack([fisher(p) for p in cotangents.p]))
 
 
 @pytest.mark.parametrize("entering", [False, True])
@@ -49,57 +49,57 @@ def test_signs_are_unbiased_over_all_of_them(said, beyond):
 def test_the_known_error_is_none_on_average(entering, copies):
     """Over all 2^c signs, of cotangents that are averaged over copies; and as written out for one of them."""
     head = inputs(C, 7, seed=3).double()
-    said = Cotangents(2 * inputs(3, copies, C).double(), head)
-    mixtures = [said.mixture(torch.tensor(v).double(), 2) for v in itertools.product([-1.0, 1.0], repeat=C)]
-    torch.testing.assert_close(said.known_error(mixtures, 2, entering=entering), torch.zeros(3, 1).double())
+    cotangents = Cotangents(2 * inputs(3, copies, C).double(), head)
+    mixtures = [cotangents.mixture(torch.tensor(v).double(), 2) for v in itertools.product([-1.0, 1.0], repeat=C)]
+    torch.testing.assert_close(cotangents.known_error(mixtures, 2, entering=entering), torch.zeros(3, 1).double())
     w = head if entering else torch.eye(C).double()
 
     def length(c):
         return (c.view(3, copies, C).mean(1) @ w).square().sum(1, keepdim=True)
 
-    weighed = [said.probability(y) * length(said.towards(y)) for y in said.order.T]
+    weighed = [cotangents.probability(y) * length(cotangents.towards(y)) for y in cotangents.order.T]
     expected = (length(mixtures[5]) - sum(weighed[2:])) / sum(weighed[:2])
-    torch.testing.assert_close(said.known_error(mixtures[5:6], 2, entering=entering), expected)
+    torch.testing.assert_close(cotangents.known_error(mixtures[5:6], 2, entering=entering), expected)
 
 
 def test_by_hand():
-    said = Cotangents(torch.tensor([[[3.0, 1.0]]]).double().log())  # p = 3/4, 1/4
-    assert said.order.tolist() == [[0, 1]]
-    torch.testing.assert_close(said.towards(torch.tensor([1])), torch.tensor([[-0.75, 0.75]]).double())
-    torch.testing.assert_close(said.from_uniform(), torch.tensor([[0.25, -0.25]]).double())
+    cotangents = Cotangents(torch.tensor([[[3.0, 1.0]]]).double().log())  # p = 3/4, 1/4
+    assert cotangents.order.tolist() == [[0, 1]]
+    torch.testing.assert_close(cotangents.towards(torch.tensor([1])), torch.tensor([[-0.75, 0.75]]).double())
+    torch.testing.assert_close(cotangents.from_uniform(), torch.tensor([[0.25, -0.25]]).double())
     # sqrt(3/4) (1/4, -1/4) - sqrt(1/4) (-3/4, 3/4)
     first = 0.75**0.5 * 0.25 + 0.5 * 0.75
     torch.testing.assert_close(
-        said.mixture(torch.tensor([1.0, -1.0]).double()), torch.tensor([[first, -first]]).double()
+        cotangents.mixture(torch.tensor([1.0, -1.0]).double()), torch.tensor([[first, -first]]).double()
     )
 
 
 def test_certain_rows_keep_their_digits():
     """1 - p_y is 2e-35 here, which has no digits beside one."""
-    said = Cotangents(torch.tensor([[[80.0, 0.0, 0.0]]]).double())
+    cotangents = Cotangents(torch.tensor([[[80.0, 0.0, 0.0]]]).double())
     tiny = 2 * torch.tensor(-80.0).double().exp()
-    c = said.towards(said.order[:, 0])
+    c = cotangents.towards(cotangents.order[:, 0])
     torch.testing.assert_close(c[0, 0], tiny, rtol=1e-6, atol=0)
     torch.testing.assert_close(c.sum(), torch.zeros(()).double(), rtol=0, atol=1e-50)
-    mixed = said.mixture(torch.tensor([1.0, -1.0, 1.0]).double())
-    w = said.p.sqrt()[0] * torch.tensor([1.0, -1.0, 1.0])
-    expected = w[0] * tiny - said.p[0, 0] * (w[1] + w[2])
+    mixed = cotangents.mixture(torch.tensor([1.0, -1.0, 1.0]).double())
+    w = cotangents.p.sqrt()[0] * torch.tensor([1.0, -1.0, 1.0])
+    expected = w[0] * tiny - cotangents.p[0, 0] * (w[1] + w[2])
     torch.testing.assert_close(mixed[0, 0], expected, rtol=1e-6, atol=0)
 
 
 def test_copies_are_differentiated_where_they_are_and_weighed_by_the_image():
     logits = inputs(2, 3, C).double()
-    said, p = Cotangents(logits), logits.softmax(2)
-    torch.testing.assert_close(said.p, p[:, 0])
-    y = said.order[:, 1]
+    cotangents, p = Cotangents(logits), logits.softmax(2)
+    torch.testing.assert_close(cotangents.p, p[:, 0])
+    y = cotangents.order[:, 1]
     eye = torch.eye(C).double()
     expected = torch.stack([eye[y[n]] - p[n, r] for n in range(2) for r in range(3)])
-    torch.testing.assert_close(said.towards(y), expected)
+    torch.testing.assert_close(cotangents.towards(y), expected)
     v = signs(1, C, 0)[0]
     mixed = sum(
         (v[k] * p[:, :1, k].sqrt())[..., None] * (eye[k] - p) for k in range(C)
     )  # weights of the image, gradients of its copies
-    torch.testing.assert_close(said.mixture(v), mixed.flatten(0, 1))
+    torch.testing.assert_close(cotangents.mixture(v), mixed.flatten(0, 1))
 
 
 def test_draws_are_seeded_and_leave_the_random_state():

@@ -46,8 +46,8 @@ def test_rows_with_copies_of_images():
     first = values.reshape(-1, 1)  # image, copy, token
     assert torch.equal(Layout(0, each=tokens).rows(first, images).flatten(1), by_image)
     tokens_first = values.flatten(0, 1).t().reshape(-1, 1)  # token, image, copy
-    found = Layout(0, each=tokens, last=True).rows(tokens_first, images).flatten(1)
-    assert torch.equal(found.sort(1).values, by_image)
+    result = Layout(0, each=tokens, last=True).rows(tokens_first, images).flatten(1)
+    assert torch.equal(result.sort(1).values, by_image)
     apart = values.flatten(0, 1).t()[..., None]  # (token, image and copy, 1)
     assert Layout(1).rows(apart, images).shape == (3, 2, 4, 1)
     assert torch.equal(Layout(1).rows(apart, images).flatten(1), by_image)
@@ -62,8 +62,8 @@ def test_a_layout_is_found_whichever_token_has_numbers(tokens, tokens_first):
         return (values.transpose(0, 1) if tokens_first else values).reshape(-1, 2)
 
     for token in range(tokens):
-        found = layout_of(seen(2, 0, token), seen(3, 2, token))
-        assert found == Layout(0, tokens, last=tokens_first), token
+        result = layout_of(seen(2, 0, token), seen(3, 2, token))
+        assert result == Layout(0, tokens, last=tokens_first), token
 
 
 def test_no_layout_where_there_is_none():

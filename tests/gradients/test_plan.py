@@ -78,9 +78,9 @@ def test_the_backward_pass_ends_at_the_first_layer():
 def test_an_operation_without_a_rule_is_named():
     plan = planned(Own())
     assert set(plan.slow) == {"scale"}
-    with pytest.warns(GradientFallbackWarning) as told:
+    with pytest.warns(GradientFallbackWarning) as caught:
         warn_slow(plan)
-    assert str(told[0].message) == (
+    assert str(caught[0].message) == (
         "gradient: 'scale' of net (of 3 layers) cannot be differentiated for a whole batch at once: there is no rule "
         "for DoublingBackward. torch.func does it image by image, which is right but slow."
     )

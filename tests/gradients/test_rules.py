@@ -12,10 +12,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def truth(module, x, cotangent, layers, images: int):
-    found = []
+    result = []
     for rows, c in zip(x.unflatten(0, (images, -1)), cotangent.unflatten(0, (images, -1)), strict=True):
-        found.append(squares_and_totals(jacobian(module, rows)[1], c, layers))
-    squares, totals = zip(*found, strict=True)
+        result.append(squares_and_totals(jacobian(module, rows)[1], c, layers))
+    squares, totals = zip(*result, strict=True)
     return torch.stack(squares), torch.stack(totals)
 
 

@@ -72,10 +72,10 @@ def test_nothing_is_left_behind(small, fails):
     try:
         with contextlib.suppress(ZeroDivisionError), Sweep(plan, x, 4) as sweep:
             sweep.norms(inputs(4, C).double())
-            graph, said = weakref.ref(sweep._graph), weakref.ref(sweep._attached)
+            graph, output = weakref.ref(sweep._graph), weakref.ref(sweep._attached)
             1 / (not fails)
         assert graph() is None
-        assert said() is None
+        assert output() is None
     finally:
         gc.enable()
     assert all(leaf.grad is None for leaf in plan.borrowed.leaves.values())
@@ -89,8 +89,8 @@ def test_a_model_that_computes_otherwise_for_this_batch():
             self.head = nn.Linear(48, 4)
 
         def forward(self, x):
-            said = self.head(x.flatten(1))
-            return said.tanh() if len(x) == 5 else said
+            output = self.head(x.flatten(1))
+            return output.tanh() if len(x) == 5 else output
 
     plan = GradientPlan(Borrowed(classifier(Odd())), inputs(5, 3, 4, 4))
     with pytest.raises(

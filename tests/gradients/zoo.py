@@ -22,9 +22,9 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).permute((0, 2, 1) if self.batch_first else (2, 0, 1)).contiguous()
-        said = self.encoder(self.embed(tokens))
-        said = said if self.batch_first else said.transpose(0, 1)
-        return self.head(said.mean(1) if self.pick is None else said[:, self.pick])
+        output = self.encoder(self.embed(tokens))
+        output = output if self.batch_first else output.transpose(0, 1)
+        return self.head(output.mean(1) if self.pick is None else output[:, self.pick])
 
 
 class Attention(nn.Module):
@@ -37,8 +37,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).permute((0, 2, 1) if self.batch_first else (2, 0, 1))
-        said, _ = self.attention(self.embed(tokens), tokens, tokens)
-        return self.head(said.mean(1 if self.batch_first else 0))
+        output, _ = self.attention(self.embed(tokens), tokens, tokens)
+        return self.head(output.mean(1 if self.batch_first else 0))
 
 
 class Pixels(nn.Module):

@@ -19,12 +19,12 @@ def test_rank_rises_and_agrees_with_numpy_where_nothing_ties() -> None:
     draw = torch.Generator().manual_seed(0)
     grid = torch.randn(50, generator=draw).double().sort().values
     values = torch.randn(300, generator=draw).double().sort().values
-    found = rank(values, grid)
-    assert (found.diff() >= 0).all()
-    assert found.numpy() == pytest.approx(np.interp(values.numpy(), grid.numpy(), np.linspace(0, 1, 50)))
+    result = rank(values, grid)
+    assert (result.diff() >= 0).all()
+    assert result.numpy() == pytest.approx(np.interp(values.numpy(), grid.numpy(), np.linspace(0, 1, 50)))
 
 
-def test_one_known_image_tells_only_above_or_not() -> None:
+def test_one_known_image_reports_only_above_or_not() -> None:
     assert rank(torch.tensor([1.0, 2.0]).double(), torch.tensor([1.0]).double()).tolist() == [0.0, 1.0]
 
 
@@ -47,12 +47,12 @@ def two_kinds(n: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]
 
 def test_scores_that_find_different_errors_are_combined() -> None:
     values, wrong = two_kinds(1500)
-    found = choose(values, wrong)
-    assert set(found.weights) == {"one", "two"}
-    assert found.weights["one"] == pytest.approx(found.weights["two"], rel=0.3)
+    result = choose(values, wrong)
+    assert set(result.weights) == {"one", "two"}
+    assert result.weights["one"] == pytest.approx(result.weights["two"], rel=0.3)
     reference_quantiles = {name: quantiles(torch.from_numpy(u)) for name, u in values.items()}
     new, new_wrong = two_kinds(4000, seed=1)
-    u = found.of({name: torch.from_numpy(v) for name, v in new.items()}, reference_quantiles)
+    u = result.of({name: torch.from_numpy(v) for name, v in new.items()}, reference_quantiles)
     assert aurc(u, new_wrong) < 0.8 * min(aurc(v, new_wrong) for v in new.values())
 
 
@@ -64,10 +64,10 @@ def test_a_copy_adds_nothing() -> None:
 def test_with_few_errors_one_score_is_taken() -> None:
     values, _ = two_kinds(400)
     wrong = values["one"] > np.sort(values["one"])[-10]
-    found = choose(values, wrong)
-    assert found.weights == {"one": 1.0}
-    assert next(iter(found.aurc)) == "one"
-    assert found.aurc["one"] == aurc(values["one"], wrong)
+    result = choose(values, wrong)
+    assert result.weights == {"one": 1.0}
+    assert next(iter(result.aurc)) == "one"
+    assert result.aurc["one"] == aurc(values["one"], wrong)
 
 
 @pytest.mark.parametrize("all_wrong", [True, False])
@@ -117,7 +117,7 @@ def test_noise_does_not_join() -> None:
         rng = np.random.default_rng(seed)
         good = rng.random(300)
         values = {"good": good} | {f"noise {k}": rng.random(300) for k in range(5)}
-        found = choose(values, rng.random(300) < 0.7 * good**4)
-        assert next(iter(found.weights)) == "good"
-        joined += len(found.weights) > 1
+        result = choose(values, rng.random(300) < 0.7 * good**4)
+        assert next(iter(result.weights)) == "good"
+        joined += len(result.weights) > 1
     assert joined <= 1

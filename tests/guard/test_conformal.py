@@ -65,12 +65,12 @@ def test_class_wise_holds_for_the_hard_class_where_marginal_does_not() -> None:
         return Table(logit=logit + torch.randn(n, 2, generator=draw), label=label)
 
     new, hard = unequal(4000, 1), unequal(4000, 1).label == 1
-    found = {}
+    result = {}
     for class_wise in (False, True):
         sets = PredictionSets(0.9, "lac", class_wise=class_wise).fit(unequal(2000, 0)).sets(new)
-        found[class_wise] = float(sets[hard, 1].double().mean())
-    assert found[False] < 0.87
-    assert found[True] == pytest.approx(0.9, abs=0.025)
+        result[class_wise] = float(sets[hard, 1].double().mean())
+    assert result[False] < 0.87
+    assert result[True] == pytest.approx(0.9, abs=0.025)
 
 
 def test_a_class_with_too_few_images_is_in_every_set() -> None:
@@ -81,7 +81,7 @@ def test_a_class_with_too_few_images_is_in_every_set() -> None:
     assert PredictionSets.from_json(sets.to_json()).sets(table)[:, 1].all()
 
 
-def test_too_few_images_are_told() -> None:
+def test_too_few_images_are_reported() -> None:
     with pytest.raises(GuardError, match=r"coverage 0.9 need at least 9 labelled images; table in memory has 8"):
         PredictionSets(0.9).fit(data(8))
     assert PredictionSets(0.9).fit(data(9)).rows_ == 9

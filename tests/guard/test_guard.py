@@ -58,11 +58,11 @@ def test_one_image_is_one_verdict(guard: Guard) -> None:
 
 
 def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
-    found = guard.threshold
+    result = guard.threshold
     assert guard.rows.items() >= {"learn": 90, "select": 90, "calibrate": 420}.items()
-    assert found.of == 420
-    assert found.errors is not None
-    assert found.errors / found.accepted < 0.15
+    assert result.of == 420
+    assert result.errors is not None
+    assert result.errors / result.accepted < 0.15
     assert "at most 15 % of the accepted images are wrong, with confidence 95 %" in str(guard)
 
 
@@ -75,11 +75,11 @@ def test_images_unlike_the_known_ones_are_refused_and_told(guard: Guard) -> None
 
 
 def test_accepted_are_those_up_to_the_threshold_that_are_not_novel(guard: Guard, table: Table) -> None:
-    found = guard.decide(table)
+    result = guard.decide(table)
     assert guard.selection.gate is not None
     novel = guard.selection.scores["density"].score(table) > guard.selection.gate
-    assert torch.equal(found.accept, (found.uncertainty <= guard.threshold.value) & ~novel)
-    assert torch.equal(found.novel, novel)
+    assert torch.equal(result.accept, (result.uncertainty <= guard.threshold.value) & ~novel)
+    assert torch.equal(result.novel, novel)
     assert 0 < int(novel.sum()) < 0.05 * len(table)
 
 
@@ -108,44 +108,44 @@ def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
 @pytest.mark.parametrize("kind", ["coverage", "false_alarms"])
 def test_other_promises(kind: str) -> None:
     table, new = blobs(800), blobs(6000, seed=1)
-    found = Guard.fit(None, table, **{kind: 0.8 if kind == "coverage" else 0.2})
-    judged = found.decide(new)
+    result = Guard.fit(None, table, **{kind: 0.8 if kind == "coverage" else 0.2})
+    judged = result.decide(new)
     right = new.logit.argmax(1) == new.label
     share = judged.coverage if kind == "coverage" else float(judged.accept[right].double().mean())
     # With 95 % confidence above 0.8, and not much above: 560 images tell a share to about 0.03.
     assert 0.79 < share < 0.87
-    assert found.guarantee.kind == kind
+    assert result.guarantee.kind == kind
 
 
 def test_coverage_needs_no_labels() -> None:
     table = blobs(400)
-    found = Guard.fit(None, Table(logit=table.logit, feature=table.feature), coverage=0.7)
-    assert found.sets is None
-    assert found.threshold.errors is None
-    assert found.decide(blobs(2000, seed=1)).coverage == pytest.approx(0.72, abs=0.07)
+    result = Guard.fit(None, Table(logit=table.logit, feature=table.feature), coverage=0.7)
+    assert result.sets is None
+    assert result.threshold.errors is None
+    assert result.decide(blobs(2000, seed=1)).coverage == pytest.approx(0.72, abs=0.07)
 
 
 def test_train_is_what_scores_learn_from() -> None:
     train = blobs(300, seed=5)
-    found = Guard.fit(None, blobs(300), 0.2, train=train)
-    assert found.rows.items() >= {"learn": 300, "select": 60, "calibrate": 240}.items()
-    density = found.selection.scores["density"]
+    result = Guard.fit(None, blobs(300), 0.2, train=train)
+    assert result.rows.items() >= {"learn": 300, "select": 60, "calibrate": 240}.items()
+    density = result.selection.scores["density"]
     assert isinstance(density, Density)
     assert torch.equal(density.means_, Density(max_iterations=density.max_iterations).fit(train).means_)
 
 
 def test_sets_hold_the_true_class_and_can_be_left_out() -> None:
     table, new = blobs(900, noise=1.5), blobs(3000, seed=1, noise=1.5)
-    found = Guard.fit(None, table, 0.4, sets=PredictionSets(0.95, "lac")).decide(new)
-    assert found.sets is not None
-    inside = [label in one for label, one in zip(new.label.tolist(), found.sets, strict=True)]
+    result = Guard.fit(None, table, 0.4, sets=PredictionSets(0.95, "lac")).decide(new)
+    assert result.sets is not None
+    inside = [label in one for label, one in zip(new.label.tolist(), result.sets, strict=True)]
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
     p = new.logit.softmax(1)
-    assert all(p[row, list(one)].diff().le(0).all() for row, one in enumerate(found.sets))
+    assert all(p[row, list(one)].diff().le(0).all() for row, one in enumerate(result.sets))
     assert Guard.fit(None, table, 0.4, sets=False).decide(new).sets is None
 
 
-def test_ten_images_are_too_few_and_the_number_is_told() -> None:
+def test_ten_images_are_too_few_and_the_number_is_reported() -> None:
     with pytest.raises(
         GuardError, match=r"needs at least 59 calibration images.*there are 8\..*table's 10 rows, 8 are"
     ):
@@ -163,12 +163,12 @@ def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
 
 
 def test_without_a_density_a_guard_says_so() -> None:
-    few = blobs(60)
+    subset = blobs(60)
     with pytest.warns(DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."):
-        guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
+        guard = Guard.fit(None, subset.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
     assert guard.selection.gate is None
     assert "novelty       not checked" in str(guard)
-    off = Guard.fit(None, few, 0.4, scores=["entropy"], novel=0.0)
+    off = Guard.fit(None, subset, 0.4, scores=["entropy"], novel=0.0)
     assert (off.selection.gate, off.rows["learn"]) == (None, 0)
     with pytest.raises(GuardError, match="at least three rows"):
         Guard.fit(None, blobs(2))
@@ -177,9 +177,9 @@ def test_without_a_density_a_guard_says_so() -> None:
 
 def test_all_right_accepts_almost_everything_and_nothing_beyond() -> None:
     table = blobs(300)
-    found = Guard.fit(None, table.extended(label=table.logit.argmax(1)))
-    assert found.threshold.errors == 0
-    assert found.threshold.accepted / found.threshold.of > 0.9
+    result = Guard.fit(None, table.extended(label=table.logit.argmax(1)))
+    assert result.threshold.errors == 0
+    assert result.threshold.accepted / result.threshold.of > 0.9
 
 
 def test_all_wrong_is_refused() -> None:
@@ -255,7 +255,7 @@ def test_what_is_not_a_setting() -> None:
             fit(Guard, None, blobs(9), seed=seed)
 
 
-def test_images_that_are_there_twice_are_told() -> None:
+def test_images_that_are_there_twice_are_reported() -> None:
     """All of them as two rows: the test would count 200 images where there are 100."""
     once = blobs(300)
     columns = {name: torch.cat([once.whole(name)] * 2) for name in once.columns}
@@ -266,15 +266,15 @@ def test_images_that_are_there_twice_are_told() -> None:
 
 
 def test_no_rows_have_no_verdicts() -> None:
-    found = Guard.fit(None, blobs(200), 0.3).decide(blobs(200).rows(slice(0, 0)))
-    assert (len(found), found.coverage, list(found)) == (0, 0.0, [])
+    result = Guard.fit(None, blobs(200), 0.3).decide(blobs(200).rows(slice(0, 0)))
+    assert (len(result), result.coverage, list(result)) == (0, 0.0, [])
 
 
 def test_coverage_takes_labels_of_other_classes_for_none() -> None:
     table = blobs(300)
     other = Table(logit=table.logit, feature=table.feature, label=table.label, label_space="own")
-    found = Guard.fit(None, other, coverage=0.7)
-    assert (found.threshold.errors, found.sets) == (None, None)
+    result = Guard.fit(None, other, coverage=0.7)
+    assert (result.threshold.errors, result.sets) == (None, None)
     with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'logit'"):
         Guard.fit(None, Table(feature=table.feature), coverage=0.7)
 
@@ -297,7 +297,7 @@ def test_the_sets_of_one_guard_are_not_those_of_another() -> None:
     assert one.decide(table).sets == before
 
 
-def test_logits_of_other_classes_are_told() -> None:
+def test_logits_of_other_classes_are_reported() -> None:
     guard = Guard.fit(None, Table(logit=blobs(300).logit, label=blobs(300).label, classes=list("abcd")), 0.3)
     with pytest.raises(TableError, match=r"another model than the guard was fitted for: it has 6 classes, not 4"):
         guard.decide(Table(logit=torch.zeros(2, 6)))

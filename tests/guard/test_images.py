@@ -53,10 +53,10 @@ def test_one_image_in_many_forms(model: WrappedClassifier, folder: Path, kind: s
     }
     images, single = one_or_many(forms[kind])
     assert single
-    found = predict_table(model, images, [])
-    assert len(found) == 1
+    result = predict_table(model, images, [])
+    assert len(result) == 1
     if kind != "grey":
-        assert torch.allclose(found.logit, predict_table(model, one_or_many(folder)[0], []).logit[1:2], atol=1e-5)
+        assert torch.allclose(result.logit, predict_table(model, one_or_many(folder)[0], []).logit[1:2], atol=1e-5)
 
 
 def test_inputs_have_channels_first() -> None:
@@ -68,9 +68,9 @@ def test_inputs_have_channels_first() -> None:
 def test_lists_of_files_and_of_pictures(model: WrappedClassifier, folder: Path) -> None:
     files, single = one_or_many([folder / "2.png", str(folder / "0.png")])
     assert not single
-    found = predict_table(model, files, [])
+    result = predict_table(model, files, [])
     whole = predict_table(model, one_or_many(folder)[0], []).logit
-    assert torch.allclose(found.logit, whole[[2, 0]], atol=1e-5)
+    assert torch.allclose(result.logit, whole[[2, 0]], atol=1e-5)
     pictures, single = one_or_many([Image.open(folder / "2.png")])
     assert (len(pictures), single) == (1, False)
 
@@ -93,8 +93,8 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     x = torch.randn(120, 3, 96, 96, generator=torch.Generator().manual_seed(0))
     table = dubito.extract(model, x, tmp_path / "cache", probes=[Tiles([2])], workers=0, progress=False)
     guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"tiles": dubito.MutualInformation(of="tiles_2")})
-    found = guard(x[:8])
-    assert found.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
+    result = guard(x[:8])
+    assert result.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
     assert guard.selection.roles.epistemic == "tiles"
 
 
@@ -112,7 +112,7 @@ def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int
             one_or_many(array)
 
 
-def test_inputs_that_the_model_cannot_take_are_told(model: WrappedClassifier) -> None:
+def test_inputs_that_the_model_cannot_take_are_reported(model: WrappedClassifier) -> None:
     images, single = one_or_many(np.zeros((96, 96, 3), np.float32))
     assert single
     with pytest.raises(ModelError, match=r"tiny cannot take inputs of shape \(n, 96, 96, 3\) .* as uint8 \(h, w, 3\)"):

@@ -78,10 +78,10 @@ def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, t
     guard = Guard.fit(model, table, coverage=0.7, scores={"one": score})
     x = inputs(40, seed=5)
     logits, u, accept = GuardModule(guard, x)(x)
-    found = guard(x)
+    result = guard(x)
     assert logits.numpy() == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-5)
-    assert u.detach().numpy() == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
-    assert torch.equal(accept, found.accept)
+    assert u.detach().numpy() == pytest.approx(result.uncertainty.numpy(), abs=1e-4)
+    assert torch.equal(accept, result.accept)
     assert 0 < int(accept.sum()) < 40
 
 
@@ -99,20 +99,20 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
-    told = session.get_modelmeta().custom_metadata_map
-    assert told["dubito.guarantee"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
-    assert json.loads(told["dubito.threshold"]) == 0.5
-    assert json.loads(told["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
-    assert json.loads(told["dubito.transform"]) == model.transform.describe()
-    assert json.loads(told["dubito.model"])["model"] == "tiny"
+    message = session.get_modelmeta().custom_metadata_map
+    assert message["dubito.guarantee"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
+    assert json.loads(message["dubito.threshold"]) == 0.5
+    assert json.loads(message["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
+    assert json.loads(message["dubito.transform"]) == model.transform.describe()
+    assert json.loads(message["dubito.model"])["model"] == "tiny"
     for n in (1, 3, 50):
         x = inputs(n, seed=9)
         logits, u, accept = session.run(None, {"input": x.numpy()})
-        found = guard(x)
+        result = guard(x)
         assert logits == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-4)
-        assert u == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
-        assert np.array_equal(accept, found.accept.numpy())
-    assert 0 < found.accept.sum() < 50
+        assert u == pytest.approx(result.uncertainty.numpy(), abs=1e-4)
+        assert np.array_equal(accept, result.accept.numpy())
+    assert 0 < result.accept.sum() < 50
 
 
 def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> None:
@@ -163,7 +163,7 @@ def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> Non
         GuardModule(Guard.fit(model, table, coverage=0.7, scores=["density"]), x)
 
 
-def test_other_precisions_are_told(tmp_path: Path) -> None:
+def test_other_precisions_are_reported(tmp_path: Path) -> None:
     model = network()
     model = dubito.wrap(model.module.to(torch.bfloat16), name="short")
     table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
@@ -183,7 +183,7 @@ def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path
         guard.export_onnx(tmp_path, inputs(2))
 
 
-def test_a_model_of_fixed_batches_is_told_and_not_written_for_the_size_of_the_example(tmp_path: Path) -> None:
+def test_a_model_of_fixed_batches_is_reported_and_not_written_for_the_size_of_the_example(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
 
     class Counting(nn.Module):
@@ -203,7 +203,7 @@ def test_a_model_of_fixed_batches_is_told_and_not_written_for_the_size_of_the_ex
     assert not (tmp_path / "guard.onnx").exists()
 
 
-def test_a_model_that_chooses_its_way_is_told_and_nothing_is_written(
+def test_a_model_that_chooses_its_way_is_reported_and_nothing_is_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxscript")

@@ -74,7 +74,7 @@ def test_a_model_with_other_activations_is_refused(saved: tuple[Guard, Path], mo
 
 
 def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda found: found | entries
+    return lambda result: result | entries
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(weights={}), "lacks the score 'any'"),
         (changed(weights={"../../x": 1.0}, scores=["../../x"], roles={}), "cannot be read"),
         (changed(sets={"coverage": 0.9}), "cannot be read"),
-        (lambda found: {key: value for key, value in found.items() if key != "roles"}, "cannot be read"),
+        (lambda result: {key: value for key, value in result.items() if key != "roles"}, "cannot be read"),
         (lambda _: [], "must be of format 3; got list"),
     ],
 )
-def test_a_damaged_description_is_told(
+def test_a_damaged_description_is_reported(
     saved: tuple[Guard, Path], tmp_path: Path, change: Callable[[Any], Any], message: str
 ) -> None:
     path = saved[0].save(tmp_path / "guard")
@@ -210,7 +210,7 @@ def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> Non
     assert not (tmp_path / "guard").exists()
 
 
-def test_missing_and_broken_files_are_told(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+def test_missing_and_broken_files_are_reported(saved: tuple[Guard, Path], tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"no guard in .*: guard.json is not there"):
         Guard.load(tmp_path)
     path = saved[0].save(tmp_path / "guard")

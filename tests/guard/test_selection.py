@@ -40,9 +40,9 @@ def test_scores_by_name() -> None:
         selected([])
 
 
-@pytest.mark.parametrize(("given", "kind"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
-def test_what_is_no_score_is_told(given: object, kind: str) -> None:
-    for scores in ([given], {"mine": given}):
+@pytest.mark.parametrize(("original", "kind"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
+def test_what_is_no_score_is_reported(original: object, kind: str) -> None:
+    for scores in ([original], {"mine": original}):
         with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {kind}"):
             selected(scores)
 
@@ -56,11 +56,11 @@ def test_rows_are_set_aside_only_for_what_must_learn() -> None:
 
 def test_given_scores_learn_as_copies() -> None:
     mine, learn, table = Neighbours(k=2), blobs(50), blobs(60, seed=1)
-    found, _ = fitted_scores({"near": mine, "t": Temperature()}, table, learn)
+    result, _ = fitted_scores({"near": mine, "t": Temperature()}, table, learn)
     assert not mine.is_fitted
-    assert len(found["near"].bank_) == 50
+    assert len(result["near"].bank_) == 50
     # A temperature is learned from the images at hand, not from those that the others learn from.
-    assert found["t"].temperature_ == Temperature().fit(table).temperature_
+    assert result["t"].temperature_ == Temperature().fit(table).temperature_
     with pytest.raises(GuardError, match="score 'near' is not fitted, and there is nothing to learn from"):
         fitted_scores({"near": Neighbours()}, table, None)
 
@@ -74,10 +74,10 @@ def test_a_density_without_settings_is_the_one_that_suits() -> None:
 
 
 def test_by_default_all_that_columns_allow() -> None:
-    found, competing = fitted_scores(None, blobs(100), blobs(100, seed=1))
-    assert competing == list(found)
-    assert {"max_probability", "entropy", "density", "neighbours", "temperature"} <= set(found)
-    assert all(score.is_fitted for score in found.values())
+    result, competing = fitted_scores(None, blobs(100), blobs(100, seed=1))
+    assert competing == list(result)
+    assert {"max_probability", "entropy", "density", "neighbours", "temperature"} <= set(result)
+    assert all(score.is_fitted for score in result.values())
     right = blobs(100).extended(label=blobs(100).logit.argmax(1))
     assert "temperature" not in fitted_scores(None, right, None)[0]  # no best one where all is right
     with pytest.raises(GuardError, match="no score can be computed from table in memory, which has label"):

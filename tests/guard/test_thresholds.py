@@ -119,8 +119,8 @@ def gap(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_with_many_images_a_rise_in_between_is_jumped() -> None:
-    found = risk_threshold(gap(2_000, 0), gap(20_000, 1), risk=0.05, confidence=0.95)
-    assert 0.79 < found.value <= 0.8 + 0.02 / 0.95  # (0.02 + t - 0.8) / t <= 0.05
+    result = risk_threshold(gap(2_000, 0), gap(20_000, 1), risk=0.05, confidence=0.95)
+    assert 0.79 < result.value <= 0.8 + 0.02 / 0.95  # (0.02 + t - 0.8) / t <= 0.05
 
 
 def test_the_promise_is_kept_where_the_rate_rises_and_falls() -> None:
@@ -145,42 +145,46 @@ def test_fallback_accepts_more_than_bonferroni() -> None:
 
 def test_counts_are_those_of_the_calibration_images() -> None:
     selection, (u, wrong) = draw(100, 0), draw(500, 1)
-    found = risk_threshold(selection, (u, wrong), risk=0.05, confidence=0.9)
-    assert found.value in selection[0]
-    assert (found.accepted, found.errors, found.of) == ((u <= found.value).sum(), wrong[u <= found.value].sum(), 500)
-    assert binom.cdf(found.errors, found.accepted, 0.05) <= 0.1
+    result = risk_threshold(selection, (u, wrong), risk=0.05, confidence=0.9)
+    assert result.value in selection[0]
+    assert (result.accepted, result.errors, result.of) == (
+        (u <= result.value).sum(),
+        wrong[u <= result.value].sum(),
+        500,
+    )
+    assert binom.cdf(result.errors, result.accepted, 0.05) <= 0.1
 
 
 def test_candidates_are_at_most_so_many_ranks_of_the_selection_images() -> None:
     right = np.zeros(300, dtype=bool)
     selection = np.array([0.1, 0.2, 0.6, 0.8]), np.array([False, False, True, True])
-    found = risk_threshold(selection, (np.linspace(0, 1, 300), right), risk=0.1, confidence=0.9, candidates=2)
-    assert found.value in (0.2, 0.8)  # ranks 2 and 4 of four
+    result = risk_threshold(selection, (np.linspace(0, 1, 300), right), risk=0.1, confidence=0.9, candidates=2)
+    assert result.value in (0.2, 0.8)  # ranks 2 and 4 of four
 
 
 def test_nothing_beyond_the_selection_images_is_accepted() -> None:
     right = np.zeros(300, dtype=bool)
-    found = risk_threshold(
+    result = risk_threshold(
         (np.linspace(0, 1, 50), right[:50]), (np.linspace(0, 2, 300), right), risk=0.1, confidence=0.9
     )
-    assert found.value == 1.0
-    assert found.accepted == 150
+    assert result.value == 1.0
+    assert result.accepted == 150
 
 
 def test_infinite_uncertainties_are_never_accepted() -> None:
     u = np.append(np.linspace(0, 1, 200), np.full(50, np.inf))
-    found = risk_threshold((u, np.zeros(250, bool)), (u, np.zeros(250, bool)), risk=0.1, confidence=0.9)
-    assert (found.value, found.accepted) == (1.0, 200)
+    result = risk_threshold((u, np.zeros(250, bool)), (u, np.zeros(250, bool)), risk=0.1, confidence=0.9)
+    assert (result.value, result.accepted) == (1.0, 200)
 
 
 def test_equal_uncertainties_are_accepted_together() -> None:
     u = np.repeat([0.0, 1.0], 100)
     wrong = np.repeat([False, True], 100)
-    found = risk_threshold((u, wrong), (u, wrong), risk=0.1, confidence=0.95)
-    assert (found.value, found.accepted, found.errors) == (0.0, 100, 0)
+    result = risk_threshold((u, wrong), (u, wrong), risk=0.1, confidence=0.95)
+    assert (result.value, result.accepted, result.errors) == (0.0, 100, 0)
 
 
-def test_too_few_images_are_told_with_the_number_that_is_needed() -> None:
+def test_too_few_images_are_reported_with_the_number_that_is_needed() -> None:
     u, wrong = np.arange(7.0), np.zeros(7, bool)
     with pytest.raises(GuardError, match=r"needs at least 59 calibration images.*there are 7\. Pass more labelled"):
         risk_threshold((u, wrong), (u, wrong), risk=0.05, confidence=0.95)
@@ -228,15 +232,15 @@ def test_levels_are_shares(bad: Any) -> None:
 def test_exactly_as_many_as_are_needed_suffice() -> None:
     """59 images that are all accepted and correct show 0.05 at 0.95: the level is not divided where that would fail."""
     known, right = np.linspace(0, 1, 15), np.zeros(59, bool)
-    found = risk_threshold((known, right[:15]), (np.linspace(0, 1, 59), right), risk=0.05, confidence=0.95)
-    assert (found.accepted, found.errors) == (59, 0)
+    result = risk_threshold((known, right[:15]), (np.linspace(0, 1, 59), right), risk=0.05, confidence=0.95)
+    assert (result.accepted, result.errors) == (59, 0)
 
 
 def test_with_so_few_images_it_begins_where_most_are_accepted() -> None:
     """Of 20 reference images one is novel, so 57 of 60 are expected below: too few. In fact all 60 are, and 59 do."""
     known, right = np.append(np.linspace(0, 1, 19), np.inf), np.zeros(60, bool)
-    found = risk_threshold((known, right[:20]), (np.linspace(0, 1, 60), right), risk=0.05, confidence=0.95)
-    assert (found.accepted, found.errors) == (60, 0)
+    result = risk_threshold((known, right[:20]), (np.linspace(0, 1, 60), right), risk=0.05, confidence=0.95)
+    assert (result.accepted, result.errors) == (60, 0)
 
 
 def test_a_few_errors_too_many_may_be_bad_luck() -> None:
@@ -247,7 +251,7 @@ def test_a_few_errors_too_many_may_be_bad_luck() -> None:
             risk_threshold((u, wrong), (u, wrong), risk=0.03, confidence=0.95)
 
 
-def test_a_refusal_never_tells_a_rate_that_would_do() -> None:
+def test_a_refusal_never_reports_a_rate_that_would_do() -> None:
     """The bound in the message is that of the test's own level, so that it lies above the risk that was refused."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -255,16 +259,16 @@ def test_a_refusal_never_tells_a_rate_that_would_do() -> None:
         try:
             risk_threshold((u[:60], wrong[:60]), (u[60:], wrong[60:]), risk=0.05, confidence=0.95)
         except GuardError as error:
-            told = re.search(r"only shows a rate below ([\d.]+)\. Pass more labelled", str(error))
-            assert told is None or float(told[1]) > 0.05
+            message = re.search(r"only shows a rate below ([\d.]+)\. Pass more labelled", str(error))
+            assert message is None or float(message[1]) > 0.05
 
 
 @pytest.mark.parametrize(("share", "confidence", "n"), [(0.9, 0.19, 2), (0.9, 0.271, 3), (0.8, 0.36, 2)])
 def test_share_with_exactly_as_many_as_are_needed(share: float, confidence: float, n: int) -> None:
     """share^n = 1 - confidence but for rounding, which must not ask for the image after the last."""
     assert needed(1 - share, confidence) == n
-    found = share_threshold(np.arange(float(n)), share=share, confidence=confidence, what="images")
-    assert (found.value, found.accepted) == (n - 1, n)
+    result = share_threshold(np.arange(float(n)), share=share, confidence=confidence, what="images")
+    assert (result.value, result.accepted) == (n - 1, n)
 
 
 def test_shares_hold_with_ties() -> None:

@@ -96,16 +96,16 @@ def test_classes_without_names_are_told_by_number() -> None:
 
 
 def test_verdicts_as_csv_and_json(tmp_path: Path) -> None:
-    found = decisions()
-    path = found.to_csv(tmp_path / "new" / "verdicts.csv")
+    result = decisions()
+    path = result.to_csv(tmp_path / "new" / "verdicts.csv")
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["class_name"] == "ant, emmet"
     assert row["prediction_set"] == "0 2"
     assert row["accept"] == "True"
-    assert float(row["probability"]) == found[0].to_dict()["probability"] == 0.9
+    assert float(row["probability"]) == result[0].to_dict()["probability"] == 0.9
     with pytest.raises(ArtefactError, match="cannot be saved"):
-        found.to_csv(tmp_path)
+        result.to_csv(tmp_path)
 
 
 def test_the_two_most_likely_classes() -> None:
@@ -115,8 +115,8 @@ def test_the_two_most_likely_classes() -> None:
 
 
 def test_a_slice_is_a_list_of_verdicts() -> None:
-    found = decisions()
-    assert found[:5] == [found[0]]
-    assert found[1:] == []
-    assert found[::-1] == [found[0]]
-    assert found != decisions()  # columns are not compared
+    result = decisions()
+    assert result[:5] == [result[0]]
+    assert result[1:] == []
+    assert result[::-1] == [result[0]]
+    assert result != decisions()  # columns are not compared

@@ -65,14 +65,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory, backbone: dict[str, Tensor])
 @UNPROVEN
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_the_head_says_what_the_authors_network_says(tmp_path, prefix):
-    found = import_authors_head(released(tmp_path / "vit_tiny_checkpoint.pth.tar", head_keys(network()), prefix=prefix))
+    result = import_authors_head(
+        released(tmp_path / "vit_tiny_checkpoint.pth.tar", head_keys(network()), prefix=prefix)
+    )
     z = torch.randn(9, 192)
-    assert torch.equal(found.module(z), network()(z)[:, 0] + 1e-6)
-    assert not found.module.training
-    assert (found.config.features, found.config.width, found.config.depth) == (192, 512, 2)
-    assert found.config.model == TINY
-    assert "ImageNet-21k" in found.config.trained["corpus"]
-    assert "2402.16569" in found.card
+    assert torch.equal(result.module(z), network()(z)[:, 0] + 1e-6)
+    assert not result.module.training
+    assert (result.config.features, result.config.width, result.config.depth) == (192, 512, 2)
+    assert result.config.model == TINY
+    assert "ImageNet-21k" in result.config.trained["corpus"]
+    assert "2402.16569" in result.card
 
 
 @UNPROVEN
@@ -87,34 +89,34 @@ def test_the_width_names_the_backbone(tmp_path, features):
     path = released(tmp_path / "a.pth.tar", head_keys(network(features)))
     expected = BACKBONES.get(features, "the model that it was trained on")
     with pytest.warns(DubitoWarning, match=rf"cannot be refused\. Make sure that features come from {expected}"):
-        found = import_authors_head(path)
-    assert found.config.model == BACKBONES.get(features)
-    assert found.config.provenance is None  # the file holds no backbone, so nothing is proven
-    assert "Its exact weights were not recorded" in found.card
+        result = import_authors_head(path)
+    assert result.config.model == BACKBONES.get(features)
+    assert result.config.provenance is None  # the file holds no backbone, so nothing is proven
+    assert "Its exact weights were not recorded" in result.card
 
 
 def test_the_backbone_in_the_file_is_guarded(whole, backbone, tmp_path, one_thread):
-    found = import_authors_head(whole)
+    result = import_authors_head(whole)
     tensors = authors_backbone(whole)
     assert tensors.keys() == backbone.keys()
     save_file(tensors, tmp_path / "backbone.safetensors")
     mine = dubito.load(TINY, weights=tmp_path / "backbone.safetensors", num_classes=3)
-    assert found.config.provenance is not None
-    assert found.config.provenance.difference(model_identity(mine)) is None
-    assert found.config.provenance.operations == model_identity(mine).operations
+    assert result.config.provenance is not None
+    assert result.config.provenance.difference(model_identity(mine)) is None
+    assert result.config.provenance.operations == model_identity(mine).operations
     with torch.no_grad():
         mine.module.norm.bias[0] += 1  # fine-tuned
-    reason = found.config.provenance.difference(model_identity(mine))
+    reason = result.config.provenance.difference(model_identity(mine))
     assert reason is not None
     assert reason.startswith("its weights differ (")
     assert "transform" not in reason
 
 
 def test_an_imported_head_can_be_kept(whole, tmp_path):
-    found = import_authors_head(whole)
-    again = read_head(write_head(tmp_path, found))
-    assert again.config == found.config
-    assert torch.equal(again.module.layers[4].weight, found.module.layers[4].weight)
+    result = import_authors_head(whole)
+    again = read_head(write_head(tmp_path, result))
+    assert again.config == result.config
+    assert torch.equal(again.module.layers[4].weight, result.module.layers[4].weight)
 
 
 @UNPROVEN

@@ -121,7 +121,7 @@ def test_a_config_of_another_format(folder):
 @pytest.mark.parametrize(
     "change", [{"features": 6}, {"width": 5}, {"depth": 1}, {"depth": 10**9}, {"features": 10**12}]
 )
-def test_a_config_that_tells_of_another_head(folder, change):
+def test_a_config_that_reports_of_another_head(folder, change):
     edit(folder, **change)
     with pytest.raises(
         ArtefactError, match=r"expected a head of .*; got .*layers\.0\.weight \(4, 5\).*both of the same head"
@@ -270,16 +270,16 @@ def test_odd_entries_are_named(change, message):
 
 @pytest.mark.parametrize("key", [key for key in FULL.to_json() if key != "format"])
 def test_every_entry_must_be_there(key):
-    found = FULL.to_json()
-    del found[key]
+    result = FULL.to_json()
+    del result[key]
     with pytest.raises(ArtefactError, match=f"x has no entry '{key}'"):
-        HeadConfig.from_json(found, "x")
+        HeadConfig.from_json(result, "x")
 
 
-@pytest.mark.parametrize("found", [None, [], "config", 3])
-def test_json_that_is_no_config(found):
+@pytest.mark.parametrize("result", [None, [], "config", 3])
+def test_json_that_is_no_config(result):
     with pytest.raises(ArtefactError, match=r"is not a head's config.json of format 1; got format \w+"):
-        HeadConfig.from_json(found, "x")
+        HeadConfig.from_json(result, "x")
 
 
 def test_what_is_not_json_is_refused():
@@ -291,25 +291,25 @@ def test_what_is_not_json_is_refused():
 
 
 def front(card: str) -> dict[str, object]:
-    found: dict[str, object] = yaml.safe_load(card.split("---\n")[1])
-    return found
+    result: dict[str, object] = yaml.safe_load(card.split("---\n")[1])
+    return result
 
 
 def test_the_front_matter_is_what_the_hub_reads():
-    found = front(make_card(HeadConfig(features=192, model="timm:vit_tiny_patch16_224.x", licence="Apache-2.0")))
-    assert found["library_name"] == "dubito"
-    assert found["license"] == "apache-2.0"
-    assert found["base_model"] == "timm/vit_tiny_patch16_224.x"
-    assert "uncertainty" in found["tags"]
+    result = front(make_card(HeadConfig(features=192, model="timm:vit_tiny_patch16_224.x", licence="Apache-2.0")))
+    assert result["library_name"] == "dubito"
+    assert result["license"] == "apache-2.0"
+    assert result["base_model"] == "timm/vit_tiny_patch16_224.x"
+    assert "uncertainty" in result["tags"]
 
 
 @pytest.mark.parametrize(
     ("model", "base"), [("hf:google/vit", "google/vit"), ("pypi:efficientnet_lite0", None), (None, None)]
 )
 def test_only_backbones_of_the_hub_are_linked(model, base):
-    found = front(make_card(HeadConfig(features=8, model=model)))
-    assert found.get("base_model") == base
-    assert "license" not in found
+    result = front(make_card(HeadConfig(features=8, model=model)))
+    assert result.get("base_model") == base
+    assert "license" not in result
 
 
 def test_a_licence_cannot_write_yaml_of_its_own():
@@ -317,7 +317,7 @@ def test_a_licence_cannot_write_yaml_of_its_own():
     assert front(make_card(HeadConfig(features=8, licence=licence)))["license"] == licence
 
 
-def test_it_tells_what_was_recorded_and_how_to_use_it():
+def test_it_reports_what_was_recorded_and_how_to_use_it():
     provenance = Provenance(weights="w" * 32, tensors="t" * 32, head={"layer": None}, transform={"size": [224, 224]})
     config = HeadConfig(
         features=1280,

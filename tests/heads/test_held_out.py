@@ -25,8 +25,8 @@ def test_r_auroc_is_the_metric():
     table, module = learnable(300), HeadModule(8, width=8)
     with torch.no_grad():
         u = module(table.feature)
-    found = HeldOut.of(table, Recipe()).measure(module)
-    assert found["r_auroc"] == metrics.r_auroc(table.feature, table.label, u)
+    result = HeldOut.of(table, Recipe()).measure(module)
+    assert result["r_auroc"] == metrics.r_auroc(table.feature, table.label, u)
 
 
 def test_order_is_the_share_of_pairs():
@@ -37,8 +37,8 @@ def test_order_is_the_share_of_pairs():
     right = (u[first] - u[second]) * (table.loss[first] - table.loss[second]) > 0
     # A sample of 3,990 of all pairs: within three standard deviations.
     expected = right.double().mean().item()
-    found = HeldOut.of(table, Recipe()).measure(module)["order"]
-    assert found == pytest.approx(expected, abs=3 * math.sqrt(0.25 / 3990))
+    result = HeldOut.of(table, Recipe()).measure(module)["order"]
+    assert result == pytest.approx(expected, abs=3 * math.sqrt(0.25 / 3990))
 
 
 def test_ties_of_u_count_half_and_ties_of_losses_nothing():

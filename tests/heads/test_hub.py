@@ -53,9 +53,9 @@ def hub_says(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
     monkeypatch.setattr(hub, "get_hf_file_metadata", say)
 
 
-def same(found: PretrainedHead) -> bool:
+def same(result: PretrainedHead) -> bool:
     z = torch.randn(3, 5)
-    return torch.equal(found.module(z), HEAD.module(z)) and found.config == HEAD.config
+    return torch.equal(result.module(z), HEAD.module(z)) and result.config == HEAD.config
 
 
 def test_what_the_hub_s_cache_keeps(kept):
@@ -72,7 +72,7 @@ def test_what_the_hub_s_cache_keeps(kept):
         errors.HfHubHTTPError("503 Service Unavailable", response=answer(503)),
     ],
 )
-def test_without_network_the_kept_one_is_used_and_otherwise_it_is_said(monkeypatch, kept, error):
+def test_without_network_the_kept_one_is_used_and_otherwise_it_is_reported(monkeypatch, kept, error):
     hub_says(monkeypatch, error)
     assert same(hub.from_pretrained("org/mine", cache_dir=kept, force_download=True))
     with pytest.raises(ArtefactError) as caught:
@@ -84,7 +84,7 @@ def test_without_network_the_kept_one_is_used_and_otherwise_it_is_said(monkeypat
     )
 
 
-def test_not_asking_is_said_too(kept):
+def test_not_asking_is_reported_too(kept):
     with pytest.raises(ArtefactError, match=r"'org/other' is not in the hub's cache .*, and local_files_only is set"):
         hub.from_pretrained("org/other", cache_dir=kept, local_files_only=True)
 
@@ -114,18 +114,18 @@ def test_a_name_that_cannot_be(name, kept):
 
 
 def test_three_files_of_one_commit_are_fetched(monkeypatch, kept):
-    asked: list[tuple[str, str, str | None]] = []
+    args: list[tuple[str, str, str | None]] = []
     folder = kept / "models--org--mine" / "snapshots" / SHA
 
     def fetch(repo_id: str, filename: str, *, revision: str | None = None, **options: object) -> str:
-        asked.append((repo_id, filename, revision))
+        args.append((repo_id, filename, revision))
         return str(folder / filename)
 
     monkeypatch.setattr(hub, "hf_hub_download", fetch)
     monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", fetch)
     hub_says(monkeypatch, None)
     assert same(hub.from_pretrained("org/mine", revision="v1"))
-    assert sorted(set(asked)) == [
+    assert sorted(set(args)) == [
         ("org/mine", "README.md", SHA),
         ("org/mine", "config.json", "v1"),
         ("org/mine", "model.safetensors", SHA),
@@ -179,10 +179,10 @@ def test_push_uploads_what_can_be_read_back(api):
     assert api.calls["upload"]["repo_id"] == "org/mine"
     assert api.calls["upload"]["revision"] == "new"
     assert sorted(path.name for path in api.to.iterdir()) == ["README.md", "config.json", "model.safetensors"]
-    found = read_head(api.to)
-    assert same(found)
-    assert found.card == make_card(HEAD.config, name="org/mine")
-    assert 'from_pretrained("org/mine")' in found.card
+    result = read_head(api.to)
+    assert same(result)
+    assert result.card == make_card(HEAD.config, name="org/mine")
+    assert 'from_pretrained("org/mine")' in result.card
     assert json.loads((api.to / "config.json").read_text())["features"] == 5
 
 

@@ -56,9 +56,9 @@ def trained_alone(module: nn.Module, data, optimizer: str, mean=F.cross_entropy)
     return states
 
 
-def trained_jointly(module: nn.Module, data, optimizer: str, *, loss="ranking", stop_gradient=True, **found):
+def trained_jointly(module: nn.Module, data, optimizer: str, *, loss="ranking", stop_gradient=True, **result):
     torch.manual_seed(7)
-    model = with_uncertainty(module, width=16, stop_gradient=stop_gradient, **found)
+    model = with_uncertainty(module, width=16, stop_gradient=stop_gradient, **result)
     step, states = OPTIMIZERS[optimizer](model.parameters()), []
     for x, y in data:
         step.zero_grad()
@@ -99,10 +99,10 @@ def _owner(module: nn.Module, key: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("loss", ["ranking", "l2", "l1", "log_l2", "variance_nll"])
-@pytest.mark.parametrize("found", ["layer", "example", "last"])
-def test_every_loss_and_every_way_to_find_the_layer_is_without_interference(loss, found):
+@pytest.mark.parametrize("result", ["layer", "example", "last"])
+def test_every_loss_and_every_way_to_find_the_layer_is_without_interference(loss, result):
     data = batches(16)
-    how = {"layer": {"layer": "fc"}, "example": {"example": data[0][0]}, "last": {}}[found]
+    how = {"layer": {"layer": "fc"}, "example": {"example": data[0][0]}, "last": {}}[result]
     jointly, model = trained_jointly(built("cnn"), data, "adamw", loss=loss, **how)
     assert model.layer == "fc"
     assert same(trained_alone(built("cnn"), data, "adamw")[-1], jointly[-1])

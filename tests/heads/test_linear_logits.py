@@ -28,23 +28,23 @@ def blocks(z: Tensor, y: Tensor, size: int = 32) -> Pairs:
 @pytest.mark.parametrize("size", [1, 32, 90])
 def test_least_squares_as_numpy_finds_it(size):
     z, y = drawn(noise=0.5)
-    found = linear_logits(blocks(z, y, size))
+    result = linear_logits(blocks(z, y, size))
     expected, left, rank, _ = np.linalg.lstsq(np.c_[z.numpy(), np.ones(90)], y.numpy(), rcond=None)
-    np.testing.assert_allclose(torch.cat([found.weight, found.bias[:, None]], 1).numpy(), expected.T, atol=1e-9)
-    assert (found.rank, found.rows) == (rank - 1, 90)
+    np.testing.assert_allclose(torch.cat([result.weight, result.bias[:, None]], 1).numpy(), expected.T, atol=1e-9)
+    assert (result.rank, result.rows) == (rank - 1, 90)
     # 90 rows, 5 features and a constant: 84 degrees of freedom are left of 89
     share = (left.sum() / 84) / (((y - y.mean(0)) ** 2).sum().item() / 89)
-    assert found.missed == pytest.approx(share**0.5, rel=1e-9)
+    assert result.missed == pytest.approx(share**0.5, rel=1e-9)
 
 
 def test_a_feature_that_never_varies_or_repeats_another_does_not_count():
     z, y = drawn()
     wide = torch.cat([z, torch.full((90, 1), 7.0), z[:, :1]], 1)
-    found = linear_logits(blocks(wide, y))
-    assert found.rank == 5
-    assert found.weight[:, 5].abs().max().item() < 1e-9
-    assert torch.allclose(found.weight[:, 0], found.weight[:, 6], atol=1e-9)  # the smallest weights share it
-    assert torch.allclose(wide @ found.weight.T + found.bias, y, atol=1e-9)
+    result = linear_logits(blocks(wide, y))
+    assert result.rank == 5
+    assert result.weight[:, 5].abs().max().item() < 1e-9
+    assert torch.allclose(result.weight[:, 0], result.weight[:, 6], atol=1e-9)  # the smallest weights share it
+    assert torch.allclose(wide @ result.weight.T + result.bias, y, atol=1e-9)
 
 
 @pytest.mark.parametrize(("n", "known"), [(5, False), (6, False), (7, True)])
@@ -57,13 +57,13 @@ def test_what_is_missed_needs_more_rows_than_features(n, known):
 
 def test_one_row_has_no_weights_but_its_own_logits_as_bias():
     z, y = drawn(1)
-    found = linear_logits(blocks(z, y))
-    assert (found.rank, found.missed) == (0, None)
-    assert not found.weight.any()
-    assert torch.equal(found.bias, y[0])
+    result = linear_logits(blocks(z, y))
+    assert (result.rank, result.missed) == (0, None)
+    assert not result.weight.any()
+    assert torch.equal(result.bias, y[0])
 
 
-def test_logits_that_are_not_linear_are_told_with_the_share_and_the_repair():
+def test_logits_that_are_not_linear_are_reported_with_the_share_and_the_repair():
     z, y = drawn()
     linear_logits(blocks(z, y)).check_linear("cache/a", by="x.fit", repair="or do y")
     linear_logits(blocks(*drawn(noise=0.3))).check_linear("cache/a", by="x.fit", repair="or do y")

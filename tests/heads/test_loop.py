@@ -35,7 +35,7 @@ def _tiny(one_thread):
 
 
 @torch.no_grad()
-def said(trained, table: Table) -> torch.Tensor:
+def predicted(trained, table: Table) -> torch.Tensor:
     return trained.head.module(table.feature)
 
 
@@ -47,13 +47,13 @@ def same(one, other) -> bool:
 def test_a_ranking_head_orders_images_that_it_has_not_seen():
     trained = train_head(learnable(1000), recipe=Recipe(rows=40_000, lr=3e-3), width=64)
     unseen = learnable(500, seed=9)
-    assert spearmanr(said(trained, unseen), unseen.loss).statistic > 0.9
+    assert spearmanr(predicted(trained, unseen), unseen.loss).statistic > 0.9
 
 
 def test_an_l2_head_predicts_the_loss_itself():
     trained = train_head(learnable(1000), recipe=Recipe(loss="l2", rows=60_000, lr=3e-3), width=64)
     unseen = learnable(500, seed=9)
-    error = (said(trained, unseen) - unseen.loss).square().mean()
+    error = (predicted(trained, unseen) - unseen.loss).square().mean()
     assert error < 0.02 * unseen.loss.var()
 
 
@@ -61,7 +61,7 @@ def test_an_l2_head_predicts_the_loss_itself():
 def test_the_other_direct_losses_predict_it_too(loss):
     trained = train_head(learnable(1000), recipe=Recipe(loss=loss, rows=40_000, lr=3e-3), width=64)
     unseen = learnable(500, seed=9)
-    u = said(trained, unseen)
+    u = predicted(trained, unseen)
     assert spearmanr(u, unseen.loss).statistic > 0.9
     assert u.mean().item() == pytest.approx(unseen.loss.mean().item(), rel=0.2)
 
@@ -71,7 +71,7 @@ def test_a_head_can_learn_without_labels():
     table = Table(feature=feature, logit=3 * feature[:, :3])
     trained = train_head(table, recipe=Recipe(target="expected", rows=40_000, lr=3e-3), width=64)
     entropy = torch.distributions.Categorical(logits=3 * feature[:, :3]).entropy()
-    assert spearmanr(said(trained, table), entropy).statistic > 0.9
+    assert spearmanr(predicted(trained, table), entropy).statistic > 0.9
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
@@ -85,7 +85,7 @@ def test_every_optimizer_and_schedule_lowers_the_loss(optimizer, schedule, lr):
 def test_two_steps_by_hand():
     table = learnable(8)
     recipe = Recipe(batch=4, rows=8, episodes=2, warmup=1, warmup_lr=0.05, lr=0.4, weight_decay=0.5, final_lr=0.01)
-    found = train_head(table, recipe=recipe, seed=3, **SMALL)
+    result = train_head(table, recipe=recipe, seed=3, **SMALL)
     head = HeadModule(8, seed=3, **SMALL)
     state = [(torch.zeros_like(one), torch.zeros_like(one)) for one in head.parameters()]
     # The second episode is the first after the warm-up: the peak, 0.4 sqrt(4 / 256) = 0.05, as high as the start.
@@ -102,11 +102,11 @@ def test_two_steps_by_hand():
                 v.mul_(0.95).add_(0.05 * gradient**2)
                 one.mul_(1 - rates[step - 1] * 0.5 * (one.dim() > 1))
                 one.sub_(rates[step - 1] * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
-    for ours, theirs in zip(found.head.module.parameters(), head.parameters(), strict=True):
+    for ours, theirs in zip(result.head.module.parameters(), head.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert [entry["loss"] for entry in found.histories[0]] == pytest.approx(losses, rel=1e-5)
-    assert [entry["lr"] for entry in found.histories[0]] == pytest.approx(rates)
-    assert (found.updates, found.head.trained_["rows_seen"]) == (2, 8)
+    assert [entry["loss"] for entry in result.histories[0]] == pytest.approx(losses, rel=1e-5)
+    assert [entry["lr"] for entry in result.histories[0]] == pytest.approx(rates)
+    assert (result.updates, result.head.trained_["rows_seen"]) == (2, 8)
 
 
 @pytest.mark.parametrize(("n", "batch"), [(101, 7), (9, 4), (2, 2), (3, 2), (50, 49), (10, 64)])
@@ -129,26 +129,26 @@ def test_history():
 def test_what_is_held_out_is_measured_as_the_metric_does():
     held_out = learnable(200, seed=1)
     trained = train_head(learnable(), recipe=SHORT, held_out=held_out, **SMALL)
-    u = said(trained, held_out)
+    u = predicted(trained, held_out)
     assert trained.histories[0][-1]["r_auroc"] == metrics.r_auroc(held_out.feature, held_out.label, u)
 
 
 def test_what_is_held_out_is_not_learned_from():
     alone = train_head(learnable(), recipe=SHORT, **SMALL)
     watched = train_head(learnable(), recipe=SHORT, held_out=learnable(60, seed=1), **SMALL)
-    assert torch.equal(said(alone, learnable()), said(watched, learnable()))
+    assert torch.equal(predicted(alone, learnable()), predicted(watched, learnable()))
 
 
 def test_the_bar_counts_rows_and_shows_how_far_it_has_come(monkeypatch):
-    told = {}
+    message = {}
 
     @contextmanager
     def bar(title, total, **options):
-        told.update(title=title, total=total, **options, rows=options["done"], notes=[])
+        message.update(title=title, total=total, **options, rows=options["done"], notes=[])
 
         def advance(count, note=None):
-            told["rows"] += count
-            told["notes"] += [note] if note is not None else []
+            message["rows"] += count
+            message["notes"] += [note] if note is not None else []
 
         yield advance
 
@@ -156,17 +156,17 @@ def test_the_bar_counts_rows_and_shows_how_far_it_has_come(monkeypatch):
     recipe = Recipe(batch=20, rows=1_000)
     trained = train_head(learnable(105), recipe=recipe, held_out=learnable(50, seed=1), progress=True, seed=4, **SMALL)
     # 50 steps: eight passes of 20, 20, 20, 20, 20 and 5 rows, and two more batches.
-    assert (told["total"], told["rows"], trained.head.trained_["rows_seen"]) == (880, 880, 880)
-    assert (told["title"], told["unit"], told["done"], told["show"]) == ("train seed 4", "rows", 0, True)
-    assert len(told["notes"]) == len(trained.histories[0])
-    assert re.fullmatch(r"loss \d\.\d{4}  R-AUROC \d\.\d{4}  order \d\.\d{4}", told["notes"][-1])
+    assert (message["total"], message["rows"], trained.head.trained_["rows_seen"]) == (880, 880, 880)
+    assert (message["title"], message["unit"], message["done"], message["show"]) == ("train seed 4", "rows", 0, True)
+    assert len(message["notes"]) == len(trained.histories[0])
+    assert re.fullmatch(r"loss \d\.\d{4}  R-AUROC \d\.\d{4}  order \d\.\d{4}", message["notes"][-1])
 
 
 def test_seeds_differ_and_repeat():
     table = learnable()
     one, again, other = (train_head(table, recipe=SHORT, seed=seed, **SMALL) for seed in (1, 1, 2))
     assert same(one, again)
-    assert not torch.equal(said(one, table), said(other, table))
+    assert not torch.equal(predicted(one, table), predicted(other, table))
 
 
 def test_nothing_outside_is_changed():
@@ -248,7 +248,7 @@ def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
     assert trained.updates == 3
 
 
-def test_a_damaged_state_is_told(tmp_path):
+def test_a_damaged_state_is_reported(tmp_path):
     train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
     path = tmp_path / STATE
     tensors, notes = read_tensors(path)
@@ -273,7 +273,7 @@ def test_a_head_that_starts_at_zero_does_not_learn():
         ConstantHeadWarning, match=r"^the trained head returns 0\.\d+ for every image: it has not learned"
     ):
         trained = train_head(learnable(), recipe=replace(SHORT, init="zero"), held_out=held_out, width=16)
-    u = said(trained, learnable())
+    u = predicted(trained, learnable())
     assert float(u.max() - u.min()) == 0
     assert (trained.histories[0][-1]["r_auroc"], trained.histories[0][-1]["order"]) == (0.5, 0.5)
 
@@ -284,7 +284,7 @@ def test_features_that_say_nothing_make_a_constant_head():
         train_head(table, recipe=SHORT, **SMALL)
 
 
-def test_divergence_is_told():
+def test_divergence_is_reported():
     recipe = Recipe(loss="l2", optimizer="sgd", lr=1e6, warmup_lr=1e6, batch=20, rows=2_000)
     with pytest.raises(ValueRangeError) as error:
         train_head(learnable(), recipe=recipe, **SMALL)

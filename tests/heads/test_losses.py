@@ -82,9 +82,9 @@ def test_ranking_asks_for_order_only(values):
 @pytest.mark.parametrize(("losses", "leeway"), [((2.0, 2.0), 0.0), ((1.0, 1.5), 0.5), ((1.5, 1.0), 0.5)])
 def test_a_pair_without_order_counts_the_margin_and_has_no_gradient(losses, leeway):
     u = doubles(0.9, 0.1, grad=True)
-    found = ranking_loss(u, doubles(*losses), leeway=leeway)
-    found.backward()
-    assert found.item() == pytest.approx(0.1)
+    result = ranking_loss(u, doubles(*losses), leeway=leeway)
+    result.backward()
+    assert result.item() == pytest.approx(0.1)
     assert u.grad.tolist() == [0.0, 0.0]
 
 
@@ -96,10 +96,10 @@ def test_leeway_ends_just_above_itself():
 
 def test_of_an_odd_number_the_last_row_is_paired_with_the_first():
     u, losses = doubles(0.5, 0.2, 0.4, grad=True), doubles(2, 1, 3)
-    found = ranking_loss(u, losses)
-    found.backward()
+    result = ranking_loss(u, losses)
+    result.backward()
     # (0.5, 0.2) is right: 0; (0.4, 0.5) should be the other way round: 0.1 + 0.1 = 0.2; by two pairs: 0.1
-    assert found.item() == pytest.approx(0.1)
+    assert result.item() == pytest.approx(0.1)
     # only the second pair pulls, by half each: the third up, the first down
     assert u.grad.tolist() == [0.5, 0.0, -0.5]
 
@@ -154,8 +154,8 @@ def test_a_loss_of_zero_has_a_logarithm():
 def test_where_a_constant_u_is_lowest(name, lowest):
     losses = doubles(0.5, 1, 1.5, 2, 6)
     grid = torch.linspace(0.3, 7, 6701, dtype=torch.float64)
-    found = torch.stack([DIRECT_LOSSES[name](u.expand(5), losses) for u in grid])
-    assert grid[found.argmin()].item() == pytest.approx(lowest, abs=1e-3)
+    result = torch.stack([DIRECT_LOSSES[name](u.expand(5), losses) for u in grid])
+    assert grid[result.argmin()].item() == pytest.approx(lowest, abs=1e-3)
 
 
 @settings(deadline=None)

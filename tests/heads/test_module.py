@@ -202,9 +202,9 @@ def test_logits_of_another_head_are_refused():
 
 @torch.no_grad()
 def test_with_no_more_rows_than_features_nobody_can_tell_and_the_head_starts():
-    few = classified(7)  # six features and a bias explain any seven rows
-    module = started(Table(feature=few.feature, logit=classified(7, seed=3).logit, loss=few.loss), 8)
-    assert module(few.feature).isfinite().all()
+    subset = classified(7)  # six features and a bias explain any seven rows
+    module = started(Table(feature=subset.feature, logit=classified(7, seed=3).logit, loss=subset.loss), 8)
+    assert module(subset.feature).isfinite().all()
 
 
 @pytest.mark.parametrize("width", [4, 9])
@@ -254,14 +254,14 @@ def test_blocks_are_all_rows_or_a_bounded_number_from_everywhere(monkeypatch):
 
 
 def test_it_learns_more_from_few_images_than_a_random_start():
-    few, unseen = classified(60, d=30, classes=20), classified(1000, d=30, classes=20, seed=5)
+    subset, unseen = classified(60, d=30, classes=20), classified(1000, d=30, classes=20, seed=5)
     doubtful = unseen.loss > unseen.loss.median()
-    found = {
-        init: train_head(few, recipe=Recipe(init=init, lr=3e-4, batch=20, rows=2_000), width=20, depth=1)
+    result = {
+        init: train_head(subset, recipe=Recipe(init=init, lr=3e-4, batch=20, rows=2_000), width=20, depth=1)
         for init in ("classes", "default")
     }
     with torch.no_grad():
-        value = {init: auroc(one.head.module(unseen.feature), doubtful) for init, one in found.items()}
+        value = {init: auroc(one.head.module(unseen.feature), doubtful) for init, one in result.items()}
     assert value["classes"] > value["default"] + 0.1
 
 

@@ -38,12 +38,12 @@ def test_cosine_is_that_of_timm():
             optimizer, t_initial=435, lr_min=1e-8, warmup_t=25, warmup_lr_init=1e-4, warmup_prefix=True
         )
     )
-    found = [learning_rate(Recipe(), episode) for episode in range(460)]
-    assert found == pytest.approx(expected, rel=1e-9)
-    assert (found[0], found[25]) == (1e-4, pytest.approx(PEAK))
-    assert found[24] == pytest.approx(1e-4 + (PEAK - 1e-4) * 24 / 25)
+    result = [learning_rate(Recipe(), episode) for episode in range(460)]
+    assert result == pytest.approx(expected, rel=1e-9)
+    assert (result[0], result[25]) == (1e-4, pytest.approx(PEAK))
+    assert result[24] == pytest.approx(1e-4 + (PEAK - 1e-4) * 24 / 25)
     assert learning_rate(Recipe(), 460) == pytest.approx(1e-8)
-    assert found[25:] == sorted(found[25:], reverse=True)
+    assert result[25:] == sorted(result[25:], reverse=True)
 
 
 def test_steps_are_those_of_timm():
@@ -52,9 +52,9 @@ def test_steps_are_those_of_timm():
             optimizer, decay_t=145, decay_rate=0.1, warmup_t=25, warmup_lr_init=1e-4, warmup_prefix=True
         )
     )
-    found = [learning_rate(Recipe(schedule="step"), episode) for episode in range(460)]
-    assert found == pytest.approx(expected, rel=1e-9)
-    assert sorted(set(found[25:]), reverse=True) == pytest.approx([PEAK, PEAK / 10, PEAK / 100])
+    result = [learning_rate(Recipe(schedule="step"), episode) for episode in range(460)]
+    assert result == pytest.approx(expected, rel=1e-9)
+    assert sorted(set(result[25:]), reverse=True) == pytest.approx([PEAK, PEAK / 10, PEAK / 100])
 
 
 def test_constant_stays_at_the_peak():

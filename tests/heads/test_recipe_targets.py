@@ -25,8 +25,8 @@ def logits(n: int = 20, c: int = 5) -> torch.Tensor:
 def test_by_hand():
     # logits (log 3, 0): p = (3/4, 1/4). At T = 1/2 they double, (log 9, 0): p_T = (9/10, 1/10).
     # 9/10 log(4/3) + 1/10 log 4
-    found = expected_loss(torch.tensor([[math.log(3), 0.0]]), 0.5)
-    assert found.item() == pytest.approx(0.9 * math.log(4 / 3) + 0.1 * math.log(4), rel=1e-6)
+    result = expected_loss(torch.tensor([[math.log(3), 0.0]]), 0.5)
+    assert result.item() == pytest.approx(0.9 * math.log(4 / 3) + 0.1 * math.log(4), rel=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
@@ -48,8 +48,8 @@ def test_at_temperature_one_it_is_the_entropy():
 
 
 def test_extreme_logits_stay_finite():
-    found = expected_loss(torch.tensor([[1e4, 0.0], [0.0, 0.0]]), 0.01)
-    assert found.tolist() == pytest.approx([0.0, math.log(2)])
+    result = expected_loss(torch.tensor([[1e4, 0.0], [0.0, 0.0]]), 0.01)
+    assert result.tolist() == pytest.approx([0.0, math.log(2)])
 
 
 @settings(max_examples=25)
@@ -66,9 +66,9 @@ class Watched:
         self.values, self.shape, self.read = values, tuple(values.shape), 0
 
     def __getitem__(self, rows):
-        found = self.values[rows]
-        self.read += len(found)
-        return found
+        result = self.values[rows]
+        self.read += len(result)
+        return result
 
 
 def test_the_expected_loss_as_a_column_is_computed_when_it_is_asked_for():
@@ -98,15 +98,15 @@ def of_one_model(*, task_loss: str | None = None) -> Table:
 
 
 def test_expected_losses_are_known_as_cross_entropy():
-    found = with_expected_loss(unlabelled := of_one_model())
-    assert found.provenance == Provenance(model="one", weights="ab", task_loss="cross_entropy")
+    result = with_expected_loss(unlabelled := of_one_model())
+    assert result.provenance == Provenance(model="one", weights="ab", task_loss="cross_entropy")
     assert unlabelled.provenance == Provenance(model="one", weights="ab")
     assert with_expected_loss(Table(logit=logits())).provenance is None
     bce = of_one_model(task_loss="bce")
-    for tables in ((found, bce), (bce, found)):
+    for tables in ((result, bce), (bce, result)):
         with pytest.raises(TableError, match=r"made by different task losses \(bce, cross_entropy\)"):
             concat(*tables)
-    assert len(concat(found, of_one_model(task_loss="cross_entropy"))) == 6
+    assert len(concat(result, of_one_model(task_loss="cross_entropy"))) == 6
 
 
 @pytest.mark.parametrize("bce_first", [True, False])

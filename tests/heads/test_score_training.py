@@ -36,11 +36,11 @@ def table_of(n: int = 200, seed: int = 0) -> Table:
 
 def test_several_seeds(tmp_path):
     held_out = table_of(100, seed=1)
-    found = train(table_of(), tmp_path / "heads", seeds=(3, 1, 2), held_out=held_out, **SMALL)
-    assert [head.seed for head in found.heads] == [3, 1, 2]
-    assert found.folders == tuple(tmp_path / "heads" / f"seed-{seed}" for seed in (3, 1, 2))
+    result = train(table_of(), tmp_path / "heads", seeds=(3, 1, 2), held_out=held_out, **SMALL)
+    assert [head.seed for head in result.heads] == [3, 1, 2]
+    assert result.folders == tuple(tmp_path / "heads" / f"seed-{seed}" for seed in (3, 1, 2))
     reached = []
-    for head, history, folder in zip(found.heads, found.histories, found.folders, strict=True):
+    for head, history, folder in zip(result.heads, result.histories, result.folders, strict=True):
         u = head.score(held_out)
         reached.append(metrics.r_auroc(held_out.feature, held_out.label, u))
         assert history[-1]["r_auroc"] == pytest.approx(reached[-1], abs=1e-12)
@@ -50,21 +50,21 @@ def test_several_seeds(tmp_path):
     assert len(set(reached)) == 3
     median = statistics.median(reached)
     spread = max(max(reached) - median, median - min(reached))
-    assert found.summary()["r_auroc"] == pytest.approx((median, spread))
-    assert found.head is found.heads[reached.index(median)]
-    assert str(found).splitlines()[0].startswith("3 heads  training loss 0.")
-    assert found.facts()["held-out R-AUROC"] == f"{median:.4f} ± {spread:.4f}"
-    assert [record["r_auroc"] for record in found.records()] == pytest.approx(reached)
+    assert result.summary()["r_auroc"] == pytest.approx((median, spread))
+    assert result.head is result.heads[reached.index(median)]
+    assert str(result).splitlines()[0].startswith("3 heads  training loss 0.")
+    assert result.facts()["held-out R-AUROC"] == f"{median:.4f} ± {spread:.4f}"
+    assert [record["r_auroc"] for record in result.records()] == pytest.approx(reached)
 
 
 def test_the_report(tmp_path):
-    found = train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
+    result = train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
     report = json.loads((tmp_path / "training.json").read_text())
     ago = datetime.now(timezone.utc) - datetime.fromisoformat(report.pop("finished"))
     assert timedelta(0) <= ago < timedelta(minutes=5)
-    assert report == json.loads(json.dumps(found.to_dict())) | {"folders": ["seed-1", "seed-2"]}
+    assert report == json.loads(json.dumps(result.to_dict())) | {"folders": ["seed-1", "seed-2"]}
     assert report["seeds"] == [1, 2]
-    assert found.folders == (tmp_path / "seed-1", tmp_path / "seed-2")
+    assert result.folders == (tmp_path / "seed-1", tmp_path / "seed-2")
     assert report["summary"].keys() == {"loss"}
     assert [history[-1]["step"] for history in report["histories"]] == [50, 50]
 
@@ -84,10 +84,10 @@ def test_which_head_is_the_median_one():
 
 def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = train(table_of(), **SMALL)
-    assert (found.folders, list(tmp_path.iterdir())) == ((), [])
-    assert [head.seed for head in found.heads] == [1]
-    assert str(found).startswith("1 head  training loss 0.")
+    result = train(table_of(), **SMALL)
+    assert (result.folders, list(tmp_path.iterdir())) == ((), [])
+    assert [head.seed for head in result.heads] == [1]
+    assert str(result).startswith("1 head  training loss 0.")
 
 
 def test_called_again_it_goes_on(tmp_path, monkeypatch):
@@ -197,19 +197,19 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
         return real(self, table, **options)
 
     monkeypatch.setattr(UncertaintyHead, "train", watched)
-    found = train(crops, held_out=0.25, **SMALL)
+    result = train(crops, held_out=0.25, **SMALL)
     assert (len(seen["train"]), len(seen["out"])) == (135, 45)
     assert not set(seen["train"].whole("image_index").tolist()) & set(seen["out"].whole("image_index").tolist())
-    assert found.head.trained_["table_rows"] == 135
+    assert result.head.trained_["table_rows"] == 135
     out = seen["out"].rows(slice(0, 15))  # the first epoch
-    expected = metrics.r_auroc(out.feature, out.label, found.head.score(out))
-    assert found.histories[0][-1]["r_auroc"] == pytest.approx(expected, abs=1e-12)
+    expected = metrics.r_auroc(out.feature, out.label, result.head.score(out))
+    assert result.histories[0][-1]["r_auroc"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_what_the_config_says(tmp_path):
     about = {"licence": "MIT", "trained": {"corpus": "Noise."}, "dtype": "float16"}
-    found = train(table_of(), tmp_path, **SMALL, **about)
-    config = read_config(found.folders[0])
+    result = train(table_of(), tmp_path, **SMALL, **about)
+    config = read_config(result.folders[0])
     assert (config.licence, config.dtype) == ("MIT", "float16")
     assert config.trained["corpus"] == "Noise."
     assert config.trained["rows_seen"] == 1_000
@@ -228,16 +228,16 @@ def test_shares_without_meaning(share):
         train(table_of(), held_out=share)
 
 
-def test_a_mistyped_option_is_told_before_training():
+def test_a_mistyped_option_is_reported_before_training():
     with pytest.raises(TypeError, match="seed"):
         train(table_of(40), seed=5)
 
 
 def test_the_folder_of_a_training_is_its_median_head(tmp_path):
-    found = train(table_of(), tmp_path / "mine", seeds=(1, 2, 3), held_out=0.3, **SMALL)
+    result = train(table_of(), tmp_path / "mine", seeds=(1, 2, 3), held_out=0.3, **SMALL)
     loaded = UncertaintyHead.from_pretrained(tmp_path / "mine")
-    assert loaded.seed == found.head.seed
-    assert torch.equal(loaded.weights_, found.head.weights_)
+    assert loaded.seed == result.head.seed
+    assert torch.equal(loaded.weights_, result.head.weights_)
 
 
 def test_learning_curves_of_all_seeds():

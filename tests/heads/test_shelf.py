@@ -22,8 +22,8 @@ def head(
     return PretrainedHead(HeadModule(5, width=4, depth=1, seed=seed), config)
 
 
-def is_seed(found: PretrainedHead, seed: int) -> bool:
-    return torch.equal(found.module.layers[0].weight, head(seed=seed).module.layers[0].weight)
+def is_seed(result: PretrainedHead, seed: int) -> bool:
+    return torch.equal(result.module.layers[0].weight, head(seed=seed).module.layers[0].weight)
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +134,12 @@ def test_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["hub:org/mine", "org/mine"])
 def test_hub_ids(monkeypatch, name):
-    asked = []
+    args = []
     monkeypatch.setattr(
-        "dubito.heads.hub.from_pretrained", lambda name, **options: asked.append((name, options)) or head()
+        "dubito.heads.hub.from_pretrained", lambda name, **options: args.append((name, options)) or head()
     )
     assert is_seed(shelf.find_head(name, revision="v1"), 0)
-    assert asked == [("org/mine", {"revision": "v1"})]
+    assert args == [("org/mine", {"revision": "v1"})]
 
 
 def test_unknown_names_get_near_ones(shelves):
@@ -171,8 +171,8 @@ def training(folder: Path, finished: object, *, median: int = 2) -> None:
     """As `dubito.train` leaves it: three seeds and a report."""
     for seed in (1, 2, 3):
         write_head(folder / f"seed-{seed}", head(seed=seed))
-    told = {"median_seed": median} | ({} if finished is None else {"finished": finished})
-    (folder / "training.json").write_text(json.dumps(told))
+    message = {"median_seed": median} | ({} if finished is None else {"finished": finished})
+    (folder / "training.json").write_text(json.dumps(message))
 
 
 def chosen(**options) -> str | None:

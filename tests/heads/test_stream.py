@@ -35,18 +35,18 @@ def stream_of(n: int, batch: int, seed: int = 1) -> Stream:
     return Stream(torch.stack([number, -number], 1), number.clone(), batch, seed)
 
 
-def numbers(given: Stream, start: int, stop: int) -> list[list[int]]:
-    found = []
-    for rows, losses in given.batches(start, stop):
+def numbers(original: Stream, start: int, stop: int) -> list[list[int]]:
+    result = []
+    for rows, losses in original.batches(start, stop):
         assert torch.equal(rows, torch.stack([losses, -losses], 1)), "features and losses of different rows"
-        found.append(losses.int().tolist())
-    return found
+        result.append(losses.int().tolist())
+    return result
 
 
 def check_passes(n: int, batch: int) -> None:
-    given = stream_of(n, batch)
-    a_pass = given.batches_per_pass
-    batches = numbers(given, 0, 3 * a_pass)
+    original = stream_of(n, batch)
+    a_pass = original.batches_per_pass
+    batches = numbers(original, 0, 3 * a_pass)
     assert len(batches) == 3 * a_pass
     for number in range(3):
         pass_ = batches[number * a_pass : (number + 1) * a_pass]
@@ -55,7 +55,7 @@ def check_passes(n: int, batch: int) -> None:
         assert [len(one) for one in pass_[:-1]] == [min(batch, n)] * (a_pass - 1)
         assert len(pass_[-1]) == (n % batch if n % batch > 1 else batch + n % batch)
     for step in range(3 * a_pass + 1):
-        assert given.rows_until(step) == sum(len(one) for one in batches[:step])
+        assert original.rows_until(step) == sum(len(one) for one in batches[:step])
 
 
 @pytest.mark.parametrize("n", [2, 3, 47, 48, 49, 50, 96, 97, 98, 101, 200])
@@ -65,8 +65,8 @@ def test_every_row_once_a_pass(small, n, batch):
 
 
 def test_a_single_row_behind_the_last_buffer_is_seen_in_every_pass(small):
-    given = stream_of(2 * 48 + 1, 16)
-    batches = numbers(given, 0, 3 * given.batches_per_pass)
+    original = stream_of(2 * 48 + 1, 16)
+    batches = numbers(original, 0, 3 * original.batches_per_pass)
     assert [len(one) for one in batches] == [16, 16, 16, 16, 16, 17] * 3
     assert [sum(96 in one for one in batches[start : start + 6]) for start in (0, 6, 12)] == [1, 1, 1]
 
@@ -86,17 +86,17 @@ def test_a_step_has_the_same_batch_wherever_one_begins(small, n, batch):
     for start in range(last):
         assert numbers(stream_of(n, batch), start, start + 1) == whole[start : start + 1]
     assert numbers(stream_of(n, batch), 7, last) == whole[7:]
-    given = stream_of(n, batch)
-    assert numbers(given, last - 2, last) == whole[-2:]  # the same stream, back and forth
-    assert numbers(given, 0, 3) == whole[:3]
-    assert numbers(given, 3, 3) == []
+    original = stream_of(n, batch)
+    assert numbers(original, last - 2, last) == whole[-2:]  # the same stream, back and forth
+    assert numbers(original, 0, 3) == whole[:3]
+    assert numbers(original, 3, 3) == []
 
 
 @pytest.mark.parametrize("n", [40, 203])
 def test_passes_and_seeds_have_orders_of_their_own(small, n):
-    given = stream_of(n, 8)
-    a_pass = given.batches_per_pass
-    first, second = numbers(given, 0, a_pass), numbers(given, a_pass, 2 * a_pass)
+    original = stream_of(n, 8)
+    a_pass = original.batches_per_pass
+    first, second = numbers(original, 0, a_pass), numbers(original, a_pass, 2 * a_pass)
     other = numbers(stream_of(n, 8, seed=2), 0, a_pass)
     assert first != second
     assert first != other
@@ -121,7 +121,7 @@ def test_a_table_that_fits_is_shuffled_wholly():
 def test_wide_features_make_smaller_buffers(monkeypatch):
     monkeypatch.setattr(stream, "_BUFFER_BYTES", 4 * 10 * 64)  # 64 rows of 10
     monkeypatch.setattr(stream, "_BLOCK", 8)
-    given = Stream(torch.arange(2000.0).reshape(200, 10), torch.arange(200.0), 16, 1)
+    original = Stream(torch.arange(2000.0).reshape(200, 10), torch.arange(200.0), 16, 1)
     sizes = []
     filled = Stream._filled
 
@@ -131,7 +131,7 @@ def test_wide_features_make_smaller_buffers(monkeypatch):
         return rows, losses
 
     monkeypatch.setattr(Stream, "_filled", watched)
-    seen = torch.cat([losses for _, losses in given.batches(0, given.batches_per_pass)])
+    seen = torch.cat([losses for _, losses in original.batches(0, original.batches_per_pass)])
     assert sizes == [64, 64, 64, 8]
     assert sorted(seen.tolist()) == list(range(200))
 
@@ -155,11 +155,11 @@ def test_columns_on_disk_give_the_same_batches(small, tmp_path):
 def test_features_without_meaning(small, bad):
     features = torch.zeros(100, 2)
     features[90, 1] = bad
-    given = Stream(features, torch.zeros(100), 8, 1, "cache/train")
+    original = Stream(features, torch.zeros(100), 8, 1, "cache/train")
     with pytest.raises(
         ValueRangeError, match=r"^head.fit: features of cache/train: 1 of \d+ values are NaN or infinite"
     ):
-        list(given.batches(0, given.batches_per_pass))
+        list(original.batches(0, original.batches_per_pass))
 
 
 def test_the_global_generator_is_left_alone(small):

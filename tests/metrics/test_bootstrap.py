@@ -120,8 +120,8 @@ def test_blocks_and_counting_leave_the_draws_as_they_are(metric, size, monkeypat
     values = one_by_one(metric, scores, positives, draws=[rng.integers(9, size=9) for _ in range(400)])
     low, high = np.quantile(values[~np.isnan(values)][:150], [0.025, 0.975])
     monkeypatch.setattr(bootstrap, "draw_rows", partial(draw_rows, cells=size))
-    found = interval(metric, scores, positives, resamples=150, seed=3)
-    assert found == pytest.approx((metric(scores, positives), low, high, 0.95), abs=1e-12)
+    result = interval(metric, scores, positives, resamples=150, seed=3)
+    assert result == pytest.approx((metric(scores, positives), low, high, 0.95), abs=1e-12)
 
 
 @pytest.mark.parametrize("metric", COUNTED)
@@ -148,8 +148,8 @@ def test_paired_errors_against_a_bootstrap_step_by_step():
     flags = rng.random(40) < 0.4
     draws = np.random.default_rng(7).integers(40, size=(50, 40))
     for metric in (aurc, auroc, excess_aurc, spread := (lambda u, e: float(u.double().std() + e.double().mean()))):
-        found = paired_errors(metric, [one, other], reference, flags, resamples=50, seed=7)
-        for u, error in zip((one, other), found, strict=True):
+        result = paired_errors(metric, [one, other], reference, flags, resamples=50, seed=7)
+        for u, error in zip((one, other), result, strict=True):
             tensors = [torch.from_numpy(column) for column in (u, reference, flags)]
             gaps = [metric(a, e) - metric(b, e) for a, b, e in ([t[rows] for t in tensors] for rows in draws)]
             assert error == pytest.approx(np.std(gaps, ddof=1)), spread
@@ -214,24 +214,24 @@ def test_the_ends_are_quantiles_over_resampled_rows():
     rng = np.random.default_rng(7)
     draws = [auroc(scores[rows], positives[rows]) for rows in (rng.integers(60, size=60) for _ in range(50))]
     low, high = np.quantile(draws, [0.05, 0.95])
-    found = interval(auroc, scores, positives, confidence=0.9, resamples=50, seed=7)
-    assert found == Interval(auroc(scores, positives), low, high, 0.9)
+    result = interval(auroc, scores, positives, confidence=0.9, resamples=50, seed=7)
+    assert result == Interval(auroc(scores, positives), low, high, 0.9)
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal():
     values = np.random.default_rng(0).normal(size=400)
-    found = interval(mean, values, resamples=2000)
+    result = interval(mean, values, resamples=2000)
     half = norm.ppf(0.975) * values.std() / np.sqrt(400)
-    assert found.value == pytest.approx(values.mean(), abs=1e-15)
-    assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert result.value == pytest.approx(values.mean(), abs=1e-15)
+    assert result.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert result.high == pytest.approx(values.mean() + half, abs=0.1 * half)
 
 
 def test_about_95_of_100_intervals_hold_the_truth():
     # N(1, 1) against N(0, 1): AUROC = Phi(1 / sqrt 2)
     truth = norm.cdf(1 / np.sqrt(2))
-    found = [interval(auroc, *ranked(200, seed=seed), resamples=100, seed=seed) for seed in range(100)]
-    assert 88 <= sum(low <= truth <= high for _, low, high, _ in found) <= 99
+    result = [interval(auroc, *ranked(200, seed=seed), resamples=100, seed=seed) for seed in range(100)]
+    assert 88 <= sum(low <= truth <= high for _, low, high, _ in result) <= 99
 
 
 def test_a_wider_confidence_is_a_wider_interval():
@@ -255,16 +255,16 @@ def test_a_wider_confidence_is_a_wider_interval():
 )
 def test_every_metric_of_two_columns_has_an_interval(metric):
     scores, positives = ranked(80)
-    found = interval(metric, torch.tensor(norm.cdf(scores)), positives.tolist(), resamples=100)
-    assert found.value == metric(norm.cdf(scores), positives)
-    assert found.low < found.high
-    assert found.low - 0.05 < found.value < found.high + 0.05
+    result = interval(metric, torch.tensor(norm.cdf(scores)), positives.tolist(), resamples=100)
+    assert result.value == metric(norm.cdf(scores), positives)
+    assert result.low < result.high
+    assert result.low - 0.05 < result.value < result.high + 0.05
 
 
 def test_bucket_calibration_error_has_an_interval():
     scores, positives = ranked(80)
-    found = interval(bucket_calibration_error, scores, norm.cdf(scores), positives, resamples=50)
-    assert 0 <= found.low < found.high <= 1
+    result = interval(bucket_calibration_error, scores, norm.cdf(scores), positives, resamples=50)
+    assert 0 <= result.low < result.high <= 1
 
 
 @pytest.mark.parametrize("metric", [accuracy, nll, brier])
@@ -273,9 +273,9 @@ def test_metrics_of_logits_are_resampled_by_row(metric):
     logits, labels = rng.normal(size=(90, 4)), rng.integers(4, size=90)
     again = np.random.default_rng(3)
     draws = [metric(logits[rows], labels[rows]) for rows in (again.integers(90, size=90) for _ in range(40))]
-    found = interval(metric, logits, labels, resamples=40, seed=3)
-    assert found.value == metric(logits, labels)
-    assert found[1:3] == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=1e-12)
+    result = interval(metric, logits, labels, resamples=40, seed=3)
+    assert result.value == metric(logits, labels)
+    assert result[1:3] == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=1e-12)
 
 
 def test_neighbours_stay_those_of_the_full_set():
@@ -283,10 +283,10 @@ def test_neighbours_stay_those_of_the_full_set():
     features, labels, scores = rng.normal(size=(80, 3)), rng.integers(4, size=80), rng.normal(size=80)
     matches = neighbour_matches(features, labels)
     assert interval(r_auroc, features, labels, scores, resamples=50) == interval(auroc, scores, ~matches, resamples=50)
-    found = interval(recall_at_1, features, labels, resamples=50)
-    assert found == interval(mean, matches, resamples=50)
+    result = interval(recall_at_1, features, labels, resamples=50)
+    assert result == interval(mean, matches, resamples=50)
     # Labels are noise: a fourth of the neighbours match. Rows drawn twice would find themselves and match.
-    assert found.high < 0.5
+    assert result.high < 0.5
 
 
 def test_accuracy_is_the_mean_of_correct_rows():
@@ -306,15 +306,15 @@ def test_one_seed_one_interval():
 
 def test_a_resample_of_one_class_is_drawn_again():
     # With one positive in four, every third resample has none.
-    found = interval(auroc, [1.0, 2.0, 3.0, 4.0], [0, 0, 1, 0], resamples=200)
-    assert found.value == 2 / 3
-    assert (found.low, found.high) == (0.0, 1.0)
+    result = interval(auroc, [1.0, 2.0, 3.0, 4.0], [0, 0, 1, 0], resamples=200)
+    assert result.value == 2 / 3
+    assert (result.low, result.high) == (0.0, 1.0)
 
 
 def test_a_nan_is_drawn_again_too():
     # mean of the rows above zero, undefined where none was drawn
-    found = interval(lambda x: float(x[x > 0].mean()), [-1.0, -1.0, 2.0], resamples=100)
-    assert found[:3] == (2.0, 2.0, 2.0)
+    result = interval(lambda x: float(x[x > 0].mean()), [-1.0, -1.0, 2.0], resamples=100)
+    assert result[:3] == (2.0, 2.0, 2.0)
 
 
 def test_a_metric_that_is_never_defined_on_a_resample_ends_in_an_error():
@@ -327,7 +327,7 @@ def test_a_metric_that_is_never_defined_on_a_resample_ends_in_an_error():
         interval(distinct, np.arange(50.0), resamples=3)
 
 
-def test_what_is_undefined_on_all_rows_is_said_at_once():
+def test_what_is_undefined_on_all_rows_is_reported_at_once():
     with pytest.raises(TableError, match="auroc needs positives and negatives; got all 2 rows"):
         interval(auroc, [1.0, 2.0], [1, 1])
     with pytest.raises(ValueRangeError, match="auroc: scores: 1 of 2 values are NaN"):

@@ -41,12 +41,12 @@ def entropy(p: np.ndarray) -> float:
 
 def by_brute_force(p: np.ndarray, w: np.ndarray) -> list[tuple[float, float]]:
     """Total and aleatoric of every input, member by member; w is (m, n), of any scale."""
-    found = []
+    result = []
     for i in range(p.shape[1]):
         share = w[:, i] / w[:, i].sum()
         mean = sum(share[m] * p[m, i] for m in range(len(p)))
-        found.append((entropy(mean), sum(share[m] * entropy(p[m, i]) for m in range(len(p)))))
-    return found
+        result.append((entropy(mean), sum(share[m] * entropy(p[m, i]) for m in range(len(p)))))
+    return result
 
 
 distributions = st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(2, 5)).flatmap(
@@ -57,29 +57,29 @@ distributions = st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(2, 
 
 def test_by_hand():
     # p = (3/4, 1/4) and (1/4, 3/4): mean (1/2, 1/2), total log 2; both entropies are log 4 - 3/4 log 3
-    found = decompose([[[0.75, 0.25]], [[0.25, 0.75]]])
+    result = decompose([[[0.75, 0.25]], [[0.25, 0.75]]])
     inner = math.log(4) - 0.75 * math.log(3)
-    assert float(found.total) == pytest.approx(LOG2, abs=1e-15)
-    assert float(found.aleatoric) == pytest.approx(inner, abs=1e-15)
-    assert float(found.epistemic) == pytest.approx(LOG2 - inner, abs=1e-15)
+    assert float(result.total) == pytest.approx(LOG2, abs=1e-15)
+    assert float(result.aleatoric) == pytest.approx(inner, abs=1e-15)
+    assert float(result.epistemic) == pytest.approx(LOG2 - inner, abs=1e-15)
 
 
 def test_unequal_weights_by_hand():
     # three times as much for the member that is sure of class 0: mean (3/4, 1/4), and neither has entropy
-    found = decompose([[[1.0, 0.0]], [[0.0, 1.0]]], weights=[3.0, 1.0])
+    result = decompose([[[1.0, 0.0]], [[0.0, 1.0]]], weights=[3.0, 1.0])
     expected = math.log(4) - 0.75 * math.log(3)
-    assert [float(part) for part in found] == pytest.approx([expected, 0.0, expected], abs=1e-15)
+    assert [float(part) for part in result] == pytest.approx([expected, 0.0, expected], abs=1e-15)
 
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_brute_force(weighed):
     p = softmax(drawn(5, 7, 4))
     w = np.random.default_rng(1).random((5, 7)) if weighed else np.ones((5, 7))
-    found = decompose(p, w if weighed else None)
+    result = decompose(p, w if weighed else None)
     for i, (total, aleatoric) in enumerate(by_brute_force(p, w)):
-        assert float(found.total[i]) == pytest.approx(total, abs=1e-13)
-        assert float(found.aleatoric[i]) == pytest.approx(aleatoric, abs=1e-13)
-        assert float(found.epistemic[i]) == pytest.approx(total - aleatoric, abs=1e-13)
+        assert float(result.total[i]) == pytest.approx(total, abs=1e-13)
+        assert float(result.aleatoric[i]) == pytest.approx(aleatoric, abs=1e-13)
+        assert float(result.epistemic[i]) == pytest.approx(total - aleatoric, abs=1e-13)
 
 
 @given(distributions)
@@ -147,9 +147,9 @@ def test_a_class_never_predicted_adds_nothing():
 
 def test_a_class_that_one_member_rules_out():
     # p_1 = (1, 0), p_2 = (1/2, 1/2): mean (3/4, 1/4); KL = log 4/3 and 1/2 log 2/3 + 1/2 log 2
-    found = decompose([[[1.0, 0.0]], [[0.5, 0.5]]])
+    result = decompose([[[1.0, 0.0]], [[0.5, 0.5]]])
     expected = (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * LOG2) / 2
-    assert float(found.epistemic) == pytest.approx(expected, abs=1e-15)
+    assert float(result.epistemic) == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize("gap", [1e-6, 1e-9, 1e-12])
@@ -179,8 +179,8 @@ def test_sums_that_rounding_left_beside_one_do_not_matter():
 
 def test_half_precision_sums_are_near_enough():
     z = torch.from_numpy(drawn(3, 20, 1000, scale=1.0))
-    found = decompose(z.softmax(-1).half())
-    assert torch.allclose(found.epistemic, decompose(z.softmax(-1)).epistemic, rtol=0, atol=2e-3)
+    result = decompose(z.softmax(-1).half())
+    assert torch.allclose(result.epistemic, decompose(z.softmax(-1)).epistemic, rtol=0, atol=2e-3)
 
 
 def test_sums_in_bfloat16_are_near_enough_and_those_of_other_precisions_are_not():
@@ -201,9 +201,9 @@ def test_four_readings_of_weights_by_brute_force(by, over):
     expected = size / size.sum(0) if over == "input" else np.repeat((size.sum(1) / size.sum())[:, None], 6, axis=1)
     w = member_weights(z, by=by, over=over)
     assert np.allclose(w.numpy(), expected, rtol=1e-12, atol=0)
-    found = decompose(softmax(z), w)
+    result = decompose(softmax(z), w)
     for i, (total, aleatoric) in enumerate(by_brute_force(softmax(z), expected)):
-        assert float(found.epistemic[i]) == pytest.approx(total - aleatoric, abs=1e-12)
+        assert float(result.epistemic[i]) == pytest.approx(total - aleatoric, abs=1e-12)
 
 
 def test_the_four_readings_differ():
@@ -247,8 +247,8 @@ def test_variation_ratio_by_hand():
 
 def test_variance_by_hand():
     # means 0, 2, 4: variance 8/3; noise 1, 2, 3: mean 2
-    found = decompose_variance([[0.0], [2.0], [4.0]], [[1.0], [2.0], [3.0]])
-    assert [float(part) for part in found] == pytest.approx([8 / 3 + 2, 2.0, 8 / 3], abs=1e-15)
+    result = decompose_variance([[0.0], [2.0], [4.0]], [[1.0], [2.0], [3.0]])
+    assert [float(part) for part in result] == pytest.approx([8 / 3 + 2, 2.0, 8 / 3], abs=1e-15)
     alone = decompose_variance([[0.0], [2.0], [4.0]])
     assert (float(alone.aleatoric), float(alone.total)) == (0.0, float(alone.epistemic))
 

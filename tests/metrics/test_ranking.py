@@ -125,13 +125,13 @@ def test_tensors_arrays_and_lists_give_one_python_float(metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_one_class_is_an_error(metric):
-    said = (
+    output = (
         f"{metric.__name__} needs positives and negatives; got all 3 rows with positives = 1. "
         "Add rows of the other class: with one class there is nothing to rank."
     )
     with pytest.raises(TableError) as error:
         metric([1.0, 2.0, 3.0], [1, 1, 1])
-    assert str(error.value) == said
+    assert str(error.value) == output
     with pytest.raises(TableError, match="got all 1 rows with positives = 0"):
         metric([1.0], [False])
 

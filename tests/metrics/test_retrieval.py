@@ -18,12 +18,12 @@ def brute_force(features):
     """A loop over rows: the lowest index among the cosines that agree with the highest."""
     z = np.asarray(features, dtype=np.float64)
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
-    found = []
+    result = []
     for i, row in enumerate(z):
         cosine = z @ row
         cosine[i] = -np.inf
-        found.append(int(np.flatnonzero(cosine >= cosine.max() - 1e-12)[0]))
-    return found
+        result.append(int(np.flatnonzero(cosine >= cosine.max() - 1e-12)[0]))
+    return result
 
 
 def clustered(n=150, d=8, classes=12, seed=0):
@@ -62,10 +62,10 @@ def test_duplicates_in_other_blocks_and_of_other_lengths_go_to_the_lowest_index(
     features = rng.normal(size=(30, 16))
     for row, scale in ((5, 1.0), (13, 3.0), (14, 1 / 3), (29, 0.7)):
         features[row] = scale * features[2]
-    found = nearest(features)
-    assert found[2] == 5
-    assert found[[5, 13, 14, 29]].tolist() == [2, 2, 2, 2]
-    assert found.tolist() == brute_force(features)
+    result = nearest(features)
+    assert result[2] == 5
+    assert result[[5, 13, 14, 29]].tolist() == [2, 2, 2, 2]
+    assert result.tolist() == brute_force(features)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -100,9 +100,9 @@ def test_blocks_beyond_the_first_size_grow(monkeypatch):
 
 def test_more_rows_than_one_block():
     features, labels = clustered(2500, 16, 300)
-    found = nearest(features)
-    assert found.tolist() == brute_force(features)
-    assert recall_at_1(features, labels) == (labels[found.numpy()] == labels).mean()
+    result = nearest(features)
+    assert result.tolist() == brute_force(features)
+    assert recall_at_1(features, labels) == (labels[result.numpy()] == labels).mean()
 
 
 def test_r_auroc_is_the_auroc_of_wrong_neighbours():

@@ -60,10 +60,10 @@ def at_once(z: Tensor) -> dict[str, Tensor]:
 @settings(deadline=None, max_examples=60)
 def test_blocks_of_any_size_are_all_members_at_once(blocks, scale, seed):
     z = drawn(4, sum(blocks), 5, scale=scale, seed=seed)
-    found = streamed(z, blocks).summary()
+    result = streamed(z, blocks).summary()
     for place, (name, expected) in enumerate(at_once(z).items()):
         assert SUMMARY[place] == name
-        assert torch.allclose(found[:, place], expected, rtol=0, atol=1e-9), name
+        assert torch.allclose(result[:, place], expected, rtol=0, atol=1e-9), name
 
 
 def test_float32_and_half_precision():
@@ -78,10 +78,10 @@ def test_float32_and_half_precision():
 
 def test_float32_near_saturation_is_never_negative_and_within_rounding():
     z = drawn(500, 8, 10, scale=20.0)
-    found = streamed(z.float(), 3)
+    result = streamed(z.float(), 3)
     exact = decompose(z.movedim(1, 0).softmax(-1)).epistemic
-    assert bool((found.field("epistemic") >= 0).all())
-    assert torch.allclose(found.field("epistemic"), exact, rtol=0, atol=2e-6)
+    assert bool((result.field("epistemic") >= 0).all())
+    assert torch.allclose(result.field("epistemic"), exact, rtol=0, atol=2e-6)
 
 
 def test_small_disagreement_of_sure_members_is_not_lost():
@@ -96,11 +96,11 @@ def test_small_disagreement_of_sure_members_is_not_lost():
 def test_one_member_and_identical_members(dtype):
     z, rounding = drawn(30, 1, 100).to(dtype), 1e-13
     for members in (1, 9):
-        found = streamed(z.expand(-1, members, -1), 4, sizes=[1, 3] if members == 9 else [1])
+        result = streamed(z.expand(-1, members, -1), 4, sizes=[1, 3] if members == 9 else [1])
         for name in ("epistemic", "weighted_logsumexp", "weighted_sum", "variation"):
-            assert float(found.field(name).abs().max()) <= rounding, name
-        assert float(found.between().abs().max()) <= rounding
-        assert float(found.field("members")[0]) == members
+            assert float(result.field(name).abs().max()) <= rounding, name
+        assert float(result.between().abs().max()) <= rounding
+        assert float(result.field("members")[0]) == members
 
 
 def test_order_of_members_does_not_matter():
@@ -113,16 +113,16 @@ def test_order_of_members_does_not_matter():
 def test_between_is_that_of_the_chain_rule_for_every_partition(block):
     z = drawn(3, 24, 4)
     sizes = [size for _, size in sub_ensembles(24)]
-    found = streamed(z, block, sizes=sizes).between()
+    result = streamed(z, block, sizes=sizes).between()
     p = z.movedim(1, 0).softmax(-1)
     expected = torch.stack([chain_rule(partitioned(p, size)).between for size in sizes], 1)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(result, expected, rtol=0, atol=1e-12)
 
 
 def test_temperature_divides_logits():
     z = drawn(5, 6, 4)
-    found, expected = streamed(z, 2, temperature=2.5).summary(), streamed(z / 2.5, 6).summary()
-    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
+    result, expected = streamed(z, 2, temperature=2.5).summary(), streamed(z / 2.5, 6).summary()
+    assert torch.allclose(result, expected, rtol=0, atol=1e-13)
 
 
 def test_probs_and_loss():

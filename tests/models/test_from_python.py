@@ -42,7 +42,7 @@ def write(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def said(name, **options):
+def error_of(name, **options):
     with pytest.raises(ModelError) as error:
         dubito.load(name, **options)
     return str(error.value)
@@ -233,9 +233,9 @@ def test_installed_packages_are_never_neighbours(write):
 )
 def test_names_that_cannot_be_split(write, name):
     write(NET)
-    told = said(f"python:{name}")
-    assert told.startswith("load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:")
-    assert f"got 'python:{name}'. Keep the ending .py of a file, and leave out parentheses" in told
+    message = error_of(f"python:{name}")
+    assert message.startswith("load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:")
+    assert f"got 'python:{name}'. Keep the ending .py of a file, and leave out parentheses" in message
 
 
 @pytest.mark.parametrize(
@@ -248,21 +248,21 @@ def test_names_that_cannot_be_split(write, name):
     ],
 )
 def test_a_forgotten_source(name, hint):
-    assert said(name).endswith(hint)
+    assert error_of(name).endswith(hint)
 
 
 def test_a_file_that_is_not_there(write, tmp_path):
     write(NET)
-    told = said("python:my_model.py:make")
-    assert told == f"load: no file 'my_model.py' ({tmp_path / 'my_model.py'}). Nearest there: my_models.py."
-    assert said("python:away/x.py:make").endswith("A relative path counts from the folder you are in.")
+    message = error_of("python:my_model.py:make")
+    assert message == f"load: no file 'my_model.py' ({tmp_path / 'my_model.py'}). Nearest there: my_models.py."
+    assert error_of("python:away/x.py:make").endswith("A relative path counts from the folder you are in.")
 
 
 def test_a_module_that_is_not_there(write, tmp_path):
     write(NET, "pack/nets.py")
-    told = said("python:pack.nots:make")
-    assert told.startswith(f"load: no module 'pack.nots' is installed or in '{tmp_path}'. Go to the folder")
-    assert said("python:pock.nets:make").startswith("load: no module 'pock' is installed")
+    message = error_of("python:pack.nots:make")
+    assert message.startswith(f"load: no module 'pack.nots' is installed or in '{tmp_path}'. Go to the folder")
+    assert error_of("python:pock.nets:make").startswith("load: no module 'pock' is installed")
 
 
 @pytest.mark.parametrize(
@@ -275,16 +275,16 @@ def test_a_module_that_is_not_there(write, tmp_path):
 )
 def test_a_function_that_is_not_there(write, code, hint):
     write(code)
-    assert said("python:my_models.py:mak") == f"load: 'my_models.py' has no 'mak'. {hint}"
+    assert error_of("python:my_models.py:mak") == f"load: 'my_models.py' has no 'mak'. {hint}"
 
 
 def test_a_class_or_a_number_is_no_model(write):
     write(WRAPPED + "\nsize = 3")
-    assert said("python:my_models.py:Net") == (
+    assert error_of("python:my_models.py:Net") == (
         "load: 'Net' of 'my_models.py' must be an nn.Module or a function that makes one; got a class. Write "
         "`def make(): return ...` there, and pass that name."
     )
-    assert said("python:my_models.py:size").startswith(
+    assert error_of("python:my_models.py:size").startswith(
         "load: 'size' of 'my_models.py' must be an nn.Module or a function that makes one; got int."
     )
 
@@ -302,16 +302,16 @@ def test_a_class_or_a_number_is_no_model(write):
 def test_a_file_that_fails(write, code, line, kind):
     file = write(code)
     before = set(sys.modules)
-    told = said("python:my_models.py:make")
-    assert told.startswith(f"load: 'my_models.py' failed at {file}, line {line} ({kind}")
-    assert told.endswith("). Fix it there; the whole traceback is this error's cause.")
+    message = error_of("python:my_models.py:make")
+    assert message.startswith(f"load: 'my_models.py' failed at {file}, line {line} ({kind}")
+    assert message.endswith("). Fix it there; the whole traceback is this error's cause.")
     assert not [name for name in sys.modules.keys() - before if "my_models" in name]
 
 
 def test_a_relative_import_is_told_its_package(write):
     write("from .layers import x", "pack/nets.py")
     write("x = 1", "pack/layers.py")
-    assert said("python:pack/nets.py:make").endswith(
+    assert error_of("python:pack/nets.py:make").endswith(
         "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
     )
     write("from .layers import x\nfrom torch import nn\nnet = nn.Linear(x, 2)", "pack/nets.py")
@@ -327,11 +327,11 @@ def test_a_function_that_raises(write):
         dubito.load("python:my_models.py:make")
     assert f"load: make() of 'my_models.py' failed at {neighbour}, line 2 (KeyError: 'depth')." in str(error.value)
     assert isinstance(error.value.__cause__, KeyError)
-    assert f"failed at {file}, line 4 (ModelError: load: a model is named" in said("python:my_models.py:wrong")
+    assert f"failed at {file}, line 4 (ModelError: load: a model is named" in error_of("python:my_models.py:wrong")
 
 
 @pytest.mark.parametrize(
-    ("signature", "options", "told"),
+    ("signature", "options", "message"),
     [
         ("depth, width", {}, "no arguments (missing a required argument: 'depth'). It takes depth, width: pass"),
         ("depth, width=3, **more", {"width": 2}, "width (missing a required argument: 'depth'). It takes depth, width"),
@@ -339,28 +339,28 @@ def test_a_function_that_raises(write):
         ("depth=3", {"colour": 2}, "colour (got an unexpected keyword argument 'colour'). It takes depth: pass"),
     ],
 )
-def test_arguments(write, signature, options, told):
+def test_arguments(write, signature, options, message):
     write(f"def make({signature}): ...")
-    assert said("python:my_models.py:make", **options).startswith(
-        f"load: make() of 'my_models.py' cannot be called with {told}"
+    assert error_of("python:my_models.py:make", **options).startswith(
+        f"load: make() of 'my_models.py' cannot be called with {message}"
     )
 
 
 def test_a_type_error_inside_the_function_is_not_one_of_its_arguments(write):
     file = write("def make():\n    return len(3)")
-    assert f"failed at {file}, line 2 (TypeError: object of type 'int'" in said("python:my_models.py:make")
+    assert f"failed at {file}, line 2 (TypeError: object of type 'int'" in error_of("python:my_models.py:make")
 
 
 def test_a_module_that_stands_takes_no_options(write):
     write(NET + "\nnet = make()")
-    assert said("python:my_models.py:net", hidden=3) == (
+    assert error_of("python:my_models.py:net", hidden=3) == (
         "load: 'net' of 'my_models.py' is a module that is made already; got hidden as well. Leave options out, or "
         "name a function that takes them."
     )
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [
         ("None", "NoneType. End it with `return model`."),
         ("(net, 'words')", "tuple. Return the module alone; dubito.wrap(module, transform=..., classes=...) adds"),
@@ -370,8 +370,8 @@ def test_a_module_that_stands_takes_no_options(write):
         ("{}", "dict. Return the module; weights="),
     ],
 )
-def test_something_else_comes_back(write, result, told):
+def test_something_else_comes_back(write, result, message):
     write(f"from torch import nn\nnet = nn.Linear(2, 3)\ndef make(): return {result}")
-    assert said("python:my_models.py:make").startswith(
-        f"load: make() of 'my_models.py' must return an nn.Module, or what dubito.wrap makes of one; got {told}"
+    assert error_of("python:my_models.py:make").startswith(
+        f"load: make() of 'my_models.py' must return an nn.Module, or what dubito.wrap makes of one; got {message}"
     )

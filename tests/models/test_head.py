@@ -63,9 +63,9 @@ def test_a_hidden_layer_gives_images_what_they_get_alone(role):
     weight = torch.randn(5, 6) if role == "linear" else torch.randn(5, 6, 1, 1)
     source = torch.cat([X, torch.randn(9, 6)]).view(13, 6, *weight.shape[2:])
     rounded = layer(source, weight) + 1e-6  # stands for a longer product that rounds otherwise
-    found = Call(0, role, source, rounded, weight=weight).with_own_rows(4)
-    assert torch.equal(found[:4], layer(source[:4], weight))
-    assert torch.equal(found[4:], rounded[4:])
+    result = Call(0, role, source, rounded, weight=weight).with_own_rows(4)
+    assert torch.equal(result[:4], layer(source[:4], weight))
+    assert torch.equal(result[4:], rounded[4:])
     alone = Call(0, role, source[:4], rounded[:4], weight=weight)
     assert alone.with_own_rows(4) is alone.output
 

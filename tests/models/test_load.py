@@ -153,9 +153,9 @@ def test_a_thousand_classes_have_names_and_others_a_number(name):
     assert len(full.classes) == 1000
     assert full.classes[0].startswith("tench")
     assert "Egyptian cat" in full.classes[285]
-    few = dubito.load(name, weights=None, num_classes=7)
-    assert few.classes is None
-    assert outputs(few).shape == (2, 7)
+    subset = dubito.load(name, weights=None, num_classes=7)
+    assert subset.classes is None
+    assert outputs(subset).shape == (2, 7)
 
 
 def test_models_come_in_eval_mode_with_a_name():
@@ -245,11 +245,11 @@ def test_real_weights_know_a_cat():
 def test_every_tensor_of_the_package_is_used():
     module = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     theirs = read_weights(weights_file("efficientnet_lite0"))
-    found = renamed(theirs, module)
+    result = renamed(theirs, module)
     counted = [key for key in module.state_dict() if not key.endswith("num_batches_tracked")]
-    assert sorted(found) == sorted(counted)
-    assert len({tensor.data_ptr() for tensor in found.values()}) == len(counted)
-    assert all(found[key].shape == module.state_dict()[key].shape for key in counted)
+    assert sorted(result) == sorted(counted)
+    assert len({tensor.data_ptr() for tensor in result.values()}) == len(counted)
+    assert all(result[key].shape == module.state_dict()[key].shape for key in counted)
 
 
 def test_the_package_s_input_is_the_original_s():

@@ -123,8 +123,8 @@ def test_each_setting_shows_in_the_description():
         Preprocess((8, 8), 9, std=(1.0, 1.0, 1.0)),
         Preprocess((8, 8), 9, channels="BGR"),
     ]
-    said = [str(transform.describe()) for transform in (base, *others)]
-    assert len(set(said)) == 9
+    output = [str(transform.describe()) for transform in (base, *others)]
+    assert len(set(output)) == 9
     assert Preprocess((8, 8), 9).describe() == base.describe()
 
 
@@ -232,7 +232,7 @@ def test_sizes_of_another_kind(size):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"mean": (0.5, 0.5)},
@@ -248,6 +248,6 @@ def test_sizes_of_another_kind(size):
         ({"interpolation": "cubic"}, r"interpolation must be one of nearest, .*, bicubic, .*; got 'cubic'"),
     ],
 )
-def test_other_settings_that_have_no_meaning(settings, said):
-    with pytest.raises(ValueRangeError, match=f"^Preprocess: {said}"):
+def test_other_settings_that_have_no_meaning(settings, message):
+    with pytest.raises(ValueRangeError, match=f"^Preprocess: {message}"):
         unchecked(8, **settings)

@@ -36,8 +36,8 @@ class Net(nn.Module):
         self.fc = nn.Linear(3, classes)
 
 
-def same(found: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == WEIGHTS.keys() and all(torch.equal(found[key], WEIGHTS[key]) for key in WEIGHTS)
+def same(result: dict[str, torch.Tensor]) -> bool:
+    return result.keys() == WEIGHTS.keys() and all(torch.equal(result[key], WEIGHTS[key]) for key in WEIGHTS)
 
 
 def test_safetensors(tmp_path):
@@ -337,8 +337,8 @@ def test_tensors_tell_every_value_apart(key):
 
 def test_tensors_tell_names_types_and_shapes_apart():
     x = torch.tensor([1.0, 2.0])
-    found = [{"a": x}, {"b": x}, {"a": x.double()}, {"a": x[None]}, {"a": x.flip(0)}, {"a": x, "b": x}]
-    assert len({tensors_digest(tensors) for tensors in found}) == len(found)
+    result = [{"a": x}, {"b": x}, {"a": x.double()}, {"a": x[None]}, {"a": x.flip(0)}, {"a": x, "b": x}]
+    assert len({tensors_digest(tensors) for tensors in result}) == len(result)
 
 
 def test_a_classifier_s_fingerprint_names_weights_and_transform():

@@ -52,7 +52,7 @@ def test_a_named_layer_that_gives_no_logits(layer):
         wrap(module, head=layer).features(X)
 
 
-def test_softmax_outputs_are_told_and_undone():
+def test_softmax_outputs_are_reported_and_undone():
     module = Mlp(then=lambda logits: logits.softmax(-1))
     with pytest.raises(
         ModelError, match=r'Its rows sum to one: if it ends in a softmax, pass output="probabilities"\. To take one'
@@ -64,7 +64,7 @@ def test_softmax_outputs_are_told_and_undone():
         assert torch.allclose(model.logits(model.features(X)).softmax(-1), module(X), atol=1e-6)
 
 
-def test_log_softmax_outputs_are_told_and_undone():
+def test_log_softmax_outputs_are_reported_and_undone():
     module = Mlp(then=lambda logits: logits.log_softmax(-1))
     with pytest.raises(ModelError, match=r'It looks like log_softmax: pass output="log_probabilities"\.'):
         wrap(module).features(X)
@@ -107,7 +107,7 @@ class Looped(nn.Module):
 
 @pytest.mark.parametrize("head", [None, "fc"])
 @pytest.mark.parametrize(("alone", "came"), [(True, "(6,)"), (False, "(1, 6)")])
-def test_a_loop_over_images_is_told(alone, came, head):
+def test_a_loop_over_images_is_reported(alone, came, head):
     with pytest.raises(ModelError) as error:
         wrap(Looped(alone), head=head).features(X)
     assert str(error.value) == (
@@ -116,7 +116,7 @@ def test_a_loop_over_images_is_told(alone, came, head):
     )
 
 
-def test_nan_at_first_sight_is_told():
+def test_nan_at_first_sight_is_reported():
     with pytest.raises(
         ModelError, match=r"Mlp: its output for the first images is NaN\. Look at its weights and at the scale"
     ):
@@ -322,15 +322,15 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
     check(model, module, IMAGES)
     tiles = model.feature_map(IMAGES)
     with torch.no_grad():
-        said = between(module.conv(module.stem(IMAGES))).flatten(2).transpose(1, 2)
-    assert torch.allclose(model.logits(tiles), said, atol=1e-6)
+        output = between(module.conv(module.stem(IMAGES))).flatten(2).transpose(1, 2)
+    assert torch.allclose(model.logits(tiles), output, atol=1e-6)
     assert torch.allclose(model.logits(tiles).mean(1), model.logits(model.features(IMAGES)), atol=1e-6)
     assert model.feature_grid(IMAGES).shape == (4, 6, 4, width)
 
 
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         (
             (2, 1, 3, 8, 6),
@@ -341,11 +341,11 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
         ((2, 1, 8, 6), r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Pass a transform="),
     ],
 )
-def test_inputs_that_the_module_refuses(shape, said, seen):
+def test_inputs_that_the_module_refuses(shape, message, seen):
     model = wrap(Excited("mean"), name="mine")
     if seen:
         model.features(IMAGES)
-    with pytest.raises(ModelError, match=said) as error:
+    with pytest.raises(ModelError, match=message) as error:
         model.features(torch.zeros(shape))
     assert isinstance(error.value.__cause__, RuntimeError)
     assert isinstance(error.value, RuntimeError)  # as torch's own, for those who expect that
@@ -364,32 +364,32 @@ class Raises(nn.Module):
 
 
 @pytest.mark.parametrize("error", [AssertionError(), IndexError("one\ntwo"), ValueError("too many to unpack")])
-def test_whatever_a_module_says_of_its_inputs_is_told(error):
+def test_whatever_a_module_says_of_its_inputs_is_reported(error):
     first = str(error).partition("\n")[0]
-    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Pass a transform=") as told:
+    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Pass a transform=") as caught:
         wrap(Raises(error)).features(X)
-    assert told.value.__cause__ is error
+    assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), NotImplementedError("mps"), KeyError("key")])
 def test_what_is_no_fault_of_the_inputs_is_left_alone(error):
-    with pytest.raises(type(error)) as told:
+    with pytest.raises(type(error)) as caught:
         wrap(Raises(error)).features(X)
-    assert told.value is error
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "message"),
     [
         (lambda x: x[None], r"shape \(n, 1, 3, 8, 6\) .*one axis too many"),
         (lambda x: x[:1], r"shape \(n, 1, 8, 6\) .*3 channels, but got 1 channels"),
     ],
 )
-def test_an_extraction_tells_what_came_out_of_the_transform(then, said, tmp_path):
+def test_an_extraction_reports_what_came_out_of_the_transform(then, message, tmp_path):
     def transform(image):
         return then(torch.from_numpy(np.asarray(image) / 255).permute(2, 0, 1).float())
 
     pixels = np.zeros((3, 8, 6, 3), np.uint8)
     model = wrap(Excited("mean"), transform=transform, name="mine")
-    with pytest.raises(ModelError, match=rf"mine cannot take inputs of {said}"):
+    with pytest.raises(ModelError, match=rf"mine cannot take inputs of {message}"):
         extract(model, [Image.fromarray(one) for one in pixels], tmp_path, workers=0, progress=False)

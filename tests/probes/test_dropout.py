@@ -43,9 +43,9 @@ def in_training(module: nn.Module, member: int, *, kinds=DROPS, seed: int = 0, x
         part.training = isinstance(part, kinds)
     torch.manual_seed(pass_seed(seed, member, tensors_digest({"x": x})))
     with torch.no_grad():
-        said = module(x)
+        output = module(x)
     module.eval()
-    return said
+    return output
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def in_training(module: nn.Module, member: int, *, kinds=DROPS, seed: int = 0, x
 )
 def test_against_training_mode(middle):
     module = network(*middle)
-    found = members(wrapped(module), passes=3)
+    result = members(wrapped(module), passes=3)
     for member in range(3):
-        torch.testing.assert_close(found[:, member], in_training(module, member))
-    assert not torch.allclose(found[:, 0], found[:, 1])
+        torch.testing.assert_close(result[:, member], in_training(module, member))
+    assert not torch.allclose(result[:, 0], result[:, 1])
 
 
 class Calls(nn.Module):
@@ -95,8 +95,8 @@ class Calls(nn.Module):
 )
 def test_functions_count_as_well(drop):
     module = Calls(drop)
-    found = members(wrapped(module), passes=2)
-    torch.testing.assert_close(found[:, 1], in_training(module, 1, kinds=Calls))
+    result = members(wrapped(module), passes=2)
+    torch.testing.assert_close(result[:, 1], in_training(module, 1, kinds=Calls))
 
 
 class Attending(nn.Module):
@@ -116,24 +116,24 @@ class Attending(nn.Module):
 
 def test_attention():
     module = Attending(own=True)
-    found = members(wrapped(module), passes=2)
-    torch.testing.assert_close(found[:, 1], in_training(module, 1))
+    result = members(wrapped(module), passes=2)
+    torch.testing.assert_close(result[:, 1], in_training(module, 1))
     # In eval mode this one asks for no dropout, and its own rate is not to be seen: only a given one turns it on.
     plain = Attending(own=False)
     with pytest.raises(ModelError, match="net has 1 calls of dropout, none with a rate above 0"):
         members(wrapped(plain))
-    given = members(wrapped(plain), passes=2, rate=0.3)
-    torch.testing.assert_close(given[:, 1], in_training(plain, 1, kinds=Attending))
+    original = members(wrapped(plain), passes=2, rate=0.3)
+    torch.testing.assert_close(original[:, 1], in_training(plain, 1, kinds=Attending))
 
 
 def test_a_given_rate_replaces_the_models_own():
     module = network()
-    found = members(wrapped(module), passes=2, rate=0.2)
-    assert not torch.allclose(found[:, 0], in_training(module, 0))
+    result = members(wrapped(module), passes=2, rate=0.2)
+    assert not torch.allclose(result[:, 0], in_training(module, 0))
     module[-2].p = 0.2
-    torch.testing.assert_close(found[:, 0], in_training(module, 0))
+    torch.testing.assert_close(result[:, 0], in_training(module, 0))
     module[-2].p = 0.0
-    torch.testing.assert_close(members(wrapped(module), passes=2, rate=0.2), found)
+    torch.testing.assert_close(members(wrapped(module), passes=2, rate=0.2), result)
 
 
 @pytest.mark.parametrize("kind", ["timm", "torchvision row", "torchvision batch"])
@@ -141,8 +141,8 @@ def test_stochastic_depth(kind):
     drop = timm.layers.DropPath(0.4) if kind == "timm" else torchvision.ops.StochasticDepth(0.4, kind.split()[1])
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), drop, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    found = members(wrapped(module), passes=3)
-    torch.testing.assert_close(found[:, 2], in_training(module, 2, kinds=type(drop)))
+    result = members(wrapped(module), passes=3)
+    torch.testing.assert_close(result[:, 2], in_training(module, 2, kinds=type(drop)))
     assert not any(part._forward_hooks for part in module.modules())
 
 
@@ -150,22 +150,22 @@ def test_a_real_architecture_with_both():
     torch.manual_seed(0)
     module = timm.create_model("test_efficientnet", num_classes=5, drop_rate=0.3, drop_path_rate=0.4)
     model, x = dubito.wrap(module, transform=dubito.Preprocess((64, 64))), torch.randn(3, 3, 64, 64)
-    found = members(model, x, passes=2)
+    result = members(model, x, passes=2)
     assert type(module).__name__ == "EfficientNet"
     # timm calls F.dropout with the training mode of the whole network; its BatchNorm stays in eval mode.
     kinds = (type(module), timm.layers.DropPath)
-    torch.testing.assert_close(found[:, 1], in_training(module, 1, kinds=kinds, x=x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result[:, 1], in_training(module, 1, kinds=kinds, x=x), rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_of_the_module_changes():
     module = network(nn.Dropout2d(0.3))
     module.train()
     state = {key: value.clone() for key, value in module.state_dict().items()}
-    found = members(wrapped(module), passes=3)
+    result = members(wrapped(module), passes=3)
     assert all(part.training for part in module.modules())
     assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())  # BatchNorm's too
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-    torch.testing.assert_close(found[:, 0], in_training(module, 0))
+    torch.testing.assert_close(result[:, 0], in_training(module, 0))
 
 
 def test_inputs_and_random_numbers_are_left_alone():
@@ -173,23 +173,23 @@ def test_inputs_and_random_numbers_are_left_alone():
     model, x = wrapped(module), X.clone()
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    found = members(model, x, passes=2)
+    result = members(model, x, passes=2)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(x, X)
     torch.rand(3)
-    assert torch.equal(members(model, x, passes=2), found)  # whatever was drawn in between
+    assert torch.equal(members(model, x, passes=2), result)  # whatever was drawn in between
 
 
 def test_seed_member_and_batch_decide():
     model = wrapped(network())
-    found = members(model, passes=4)
-    assert torch.equal(members(model, passes=6)[:, :4], found)  # more passes do not change the first
-    assert not torch.allclose(members(model, passes=4, seed=1), found)
+    result = members(model, passes=4)
+    assert torch.equal(members(model, passes=6)[:, :4], result)  # more passes do not change the first
+    assert not torch.allclose(members(model, passes=4, seed=1), result)
     # Other images have other masks: rows that are equal come out differently in another batch.
     other = members(model, torch.cat([X[:3], X[:3] + 1]), passes=4)
-    assert not torch.allclose(other[:3], found[:3])
-    told = Dropout(passes=4).run(model, X, None)["dropout"]
-    assert (told[:, EPISTEMIC] > 1e-4).all()
+    assert not torch.allclose(other[:3], result[:3])
+    summary = Dropout(passes=4).run(model, X, None)["dropout"]
+    assert (summary[:, EPISTEMIC] > 1e-4).all()
 
 
 def test_an_extraction_that_is_taken_up_again_gives_the_same_bytes(tmp_path):
@@ -227,8 +227,8 @@ def test_a_model_of_timm_that_is_loaded_with_dropout():
     plain = dubito.load("timm:test_resnet", weights=None)
     with pytest.raises(ModelError, match="timm:test_resnet has 0 calls of dropout"):
         members(plain, x)
-    found = members(dubito.load("timm:test_resnet", weights=None, drop_rate=0.2), x, passes=2)
-    assert not torch.allclose(found[:, 0], found[:, 1])
+    result = members(dubito.load("timm:test_resnet", weights=None, drop_rate=0.2), x, passes=2)
+    assert not torch.allclose(result[:, 0], result[:, 1])
 
 
 def test_a_model_whose_dropout_has_rate_zero():

@@ -15,25 +15,25 @@ SEVERAL = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]])
 
 def test_cross_entropy_of_classes_and_of_shares():
     label = torch.tensor([0, 2, 1, 0])
-    found = task_loss("cross_entropy", LOGIT, label)
+    result = task_loss("cross_entropy", LOGIT, label)
     expected = -log_softmax(LOGIT.numpy(), axis=1)
-    assert found.tolist() == pytest.approx([row[y] for row, y in zip(expected, label, strict=True)], rel=1e-5)
-    assert found[2].item() == pytest.approx(math.log(3))  # three equal logits
+    assert result.tolist() == pytest.approx([row[y] for row, y in zip(expected, label, strict=True)], rel=1e-5)
+    assert result[2].item() == pytest.approx(math.log(3))  # three equal logits
     sure = F.one_hot(label, 3).double()
-    torch.testing.assert_close(task_loss("cross_entropy", LOGIT, sure), found)
+    torch.testing.assert_close(task_loss("cross_entropy", LOGIT, sure), result)
     half = torch.full((4, 3), 1 / 3)
     assert task_loss("cross_entropy", LOGIT, half).tolist() == pytest.approx(expected.mean(1), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float64])
 def test_bce_is_the_mean_over_classes(dtype):
-    found = task_loss("bce", LOGIT, SEVERAL.to(dtype))
+    result = task_loss("bce", LOGIT, SEVERAL.to(dtype))
     s, y = expit(LOGIT.double().numpy()), SEVERAL.numpy()
     by_hand = -(y * torch.tensor(s).log().numpy() + (1 - y) * torch.tensor(1 - s).log().numpy()).mean(1)
-    assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
+    assert result.tolist() == pytest.approx(by_hand, rel=1e-5)
     reference = F.binary_cross_entropy_with_logits(LOGIT, SEVERAL.float(), reduction="none").mean(1)
-    torch.testing.assert_close(found, reference)
-    assert found[2].item() == pytest.approx(math.log(2))  # every class at probability one half
+    torch.testing.assert_close(result, reference)
+    assert result[2].item() == pytest.approx(math.log(2))  # every class at probability one half
 
 
 def test_any_callable():
@@ -78,12 +78,12 @@ def test_a_callable_must_return_one_number_per_image(loss, got):
 def test_a_mixed_row_pays_for_both_images():
     first, second = torch.tensor([0, 0, 0, 0]), torch.tensor([1, 1, 1, 0])
     weight = torch.tensor([0.25, 1.0, 0.5, 0.3], dtype=torch.float64)
-    found = task_loss("cross_entropy", LOGIT, first, (second, weight))
+    result = task_loss("cross_entropy", LOGIT, first, (second, weight))
     a, b = task_loss("cross_entropy", LOGIT, first).tolist(), task_loss("cross_entropy", LOGIT, second).tolist()
-    assert found.tolist() == pytest.approx([0.25 * a[0] + 0.75 * b[0], a[1], math.log(3), a[3]], rel=1e-6)
-    assert found[1].item() == a[1], "a row that is not mixed keeps its loss to the last bit"
+    assert result.tolist() == pytest.approx([0.25 * a[0] + 0.75 * b[0], a[1], math.log(3), a[3]], rel=1e-6)
+    assert result[1].item() == a[1], "a row that is not mixed keeps its loss to the last bit"
     # Row 0 by hand: the logits are 2, 0, -1, so the second image's class costs 2 more: a + 0.75 * 2.
-    assert found[0].item() == pytest.approx(a[0] + 1.5, rel=1e-6)
+    assert result[0].item() == pytest.approx(a[0] + 1.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,15 @@ def test_noise_is_normal_and_the_same_for_all_images(x):
 
 def test_the_last_layer_is_the_closed_form(model, x):
     probe = Gradient("exact", **ALL)
-    found = probe.run(model, x, None)
+    result = probe.run(model, x, None)
     assert probe.notes()["layers"][-1] == "4"
     z = model.features(x)
     logits = model.logits(z)
     for end, weighting in (("", "fisher"), ("_root", "root"), ("_l1", "expected_l1")):
         closed = last_layer_gradient(z, logits, weighting)
-        torch.testing.assert_close(found[f"gradient{end}"][:, -1].double(), closed, rtol=1e-5, atol=0)
+        torch.testing.assert_close(result[f"gradient{end}"][:, -1].double(), closed, rtol=1e-5, atol=0)
     torch.testing.assert_close(
-        found["gradient_uniform"][:, -1].double(), grad_norm(z, logits, bias=True), rtol=1e-5, atol=0
+        result["gradient_uniform"][:, -1].double(), grad_norm(z, logits, bias=True), rtol=1e-5, atol=0
     )
 
 
@@ -90,18 +90,18 @@ def by_seed(model, x, count: int, **settings) -> list[dict[str, torch.Tensor]]:
     """The columns under several seeds, of a model that is made ready once."""
     first = Gradient(**settings)
     first.run(model, x, None)
-    found = []
+    result = []
     for seed in range(count):
         probe = Gradient(**settings, seed=seed)
         probe._models.update(first._models)
-        found.append(probe.run(model, x, None))
-    return found
+        result.append(probe.run(model, x, None))
+    return result
 
 
 @pytest.mark.parametrize("settings", [{"method": "signs", "draws": 2}, {"classes": 1, "draws": 1}, {"draws": 3}])
 def test_random_signs_are_unbiased(model, x, settings):
     exact = Gradient("exact").run(model, x, None)["gradient"].double()
-    drawn = torch.stack([found["gradient"].double() for found in by_seed(model, x, 49, **settings)])
+    drawn = torch.stack([result["gradient"].double() for result in by_seed(model, x, 49, **settings)])
     spread = drawn.std(0) / 7  # of the mean of 49
     assert float((spread / exact)[:, 0].min()) > 1e-4  # the last layer has none where its error is known
     assert ((drawn.mean(0) - exact).abs() < 4 * spread + 1e-5 * exact).all()
@@ -113,15 +113,15 @@ def test_signs_over_all_signs_are_the_exact_value(model, x, monkeypatch):
     every = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=C))).double()
     monkeypatch.setattr("dubito.probes.gradient.signs", lambda *_: every)
     for settings in ({"method": "signs"}, {"classes": 1}, {"classes": 2}):
-        found = Gradient(**settings, draws=16).run(model, x, None)["gradient"]
-        torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
+        result = Gradient(**settings, draws=16).run(model, x, None)["gradient"]
+        torch.testing.assert_close(result, exact, rtol=1e-5, atol=0)
 
 
 def test_combined_is_closer_than_signs(model, x):
     exact = Gradient("exact").run(model, x, None)["gradient"]
 
     def spread(**settings):
-        drawn = torch.stack([found["gradient"] for found in by_seed(model, x, 15, **settings)])
+        drawn = torch.stack([result["gradient"] for result in by_seed(model, x, 15, **settings)])
         return float(((drawn - exact) / exact).square().mean())
 
     assert spread(method="combined", classes=2, draws=2) < 0.5 * spread(method="signs", draws=4)
@@ -129,23 +129,23 @@ def test_combined_is_closer_than_signs(model, x):
 
 def test_the_bound_covers_what_top_leaves_out(model, x):
     exact = Gradient("exact").run(model, x, None)
-    found = by_seed(model, x, 50, method="top", classes=1, draws=2)
-    rest = exact["gradient"] - found[0]["gradient"]
+    result = by_seed(model, x, 50, method="top", classes=1, draws=2)
+    rest = exact["gradient"] - result[0]["gradient"]
     assert float((rest / exact["gradient"]).min()) > 0.05  # there is something to bound
-    covered = torch.stack([one["gradient_bound"] >= rest for one in found]).double().mean((0, 1))
+    covered = torch.stack([one["gradient_bound"] >= rest for one in result]).double().mean((0, 1))
     assert float(covered.mean()) > 0.93
-    assert set(found[0]) == {"gradient", "gradient_predicted", "gradient_bound"}
+    assert set(result[0]) == {"gradient", "gradient_predicted", "gradient_bound"}
 
 
 def test_top_of_all_classes_is_exact_with_nothing_left(model, x):
     exact = Gradient("exact", **ALL).run(model, x, None)
     for classes in (C, C + 3):
-        found = Gradient("top", classes=classes, draws=1, **ALL).run(model, x, None)
-        assert not found.pop("gradient_bound").any()
+        result = Gradient("top", classes=classes, draws=1, **ALL).run(model, x, None)
+        assert not result.pop("gradient_bound").any()
         for name, column in exact.items():
-            torch.testing.assert_close(found[name], column)
-    found = Gradient("combined", classes=C).run(model, x, None)
-    torch.testing.assert_close(found["gradient"], exact["gradient"])
+            torch.testing.assert_close(result[name], column)
+    result = Gradient("combined", classes=C).run(model, x, None)
+    torch.testing.assert_close(result["gradient"], exact["gradient"])
     one = Gradient("top", classes=1, draws=0, weightings=["root", "expected_l1"]).run(model, x, None)
     p = model.logits(model.features(x)).double().softmax(1).amax(1)
     torch.testing.assert_close(one["gradient"].double(), p[:, None] * exact["gradient_predicted"].double())
@@ -193,10 +193,10 @@ def test_truncated(model, x):
         ({"beta": 0.0}, 3),
     ):
         probe = Gradient("exact", **ALL, **settings)
-        found = probe.run(model, x, None)
+        result = probe.run(model, x, None)
         assert probe.notes() == {"layers": ["1", "2", "4"][-kept:], "depth": [0, 1, 2][-kept:], "of": 3}
         for name, column in columns.items():
-            torch.testing.assert_close(found[name], column[:, -kept:], rtol=1e-5, atol=0)
+            torch.testing.assert_close(result[name], column[:, -kept:], rtol=1e-5, atol=0)
 
 
 def test_notes_before_and_after():
@@ -208,7 +208,7 @@ def test_notes_before_and_after():
     assert probe.notes()["layers"] == ["0", "4"]
 
 
-def test_what_falls_back_is_told_only_where_it_is_asked_for():
+def test_what_falls_back_is_reported_only_where_it_is_asked_for():
     torch.manual_seed(0)
     module = rows(Twice(48, 6), nn.Tanh(), nn.Linear(6, C))
     model, x = classifier(module), inputs(3, 3, 4, 4)
@@ -230,8 +230,8 @@ class Twice(nn.Module):
 def test_layers_that_take_no_part_have_no_column():
     module = rows(nn.Linear(48, C))
     module[1].register_parameter("spare", nn.Parameter(torch.ones(2)))
-    found = Gradient()
-    assert found.run(classifier(module), inputs(2, 3, 4, 4), None)["gradient"].shape == (2, 1)
+    result = Gradient()
+    assert result.run(classifier(module), inputs(2, 3, 4, 4), None)["gradient"].shape == (2, 1)
 
     class Spare(nn.Module):
         def __init__(self) -> None:
@@ -242,8 +242,8 @@ def test_layers_that_take_no_part_have_no_column():
             return self.used(x.flatten(1))
 
     with pytest.warns(UnusedLayersWarning, match="does not depend on 'spare'"):
-        found.run(classifier(Spare()), inputs(2, 3, 4, 4), None)
-    assert found.notes()["layers"] == ["used"]
+        result.run(classifier(Spare()), inputs(2, 3, 4, 4), None)
+    assert result.notes()["layers"] == ["used"]
 
 
 def test_certain_images_keep_their_order():
@@ -254,10 +254,10 @@ def test_certain_images_keep_their_order():
         module[1].weight[0] = 1.0
         module[1].bias.zero_()
     x = torch.ones(2, 3, 4, 4) * torch.tensor([0.75, 1.5])[:, None, None, None]
-    found = Gradient("exact").run(dubito.wrap(module), x, None)["gradient"][:, 0]
+    result = Gradient("exact").run(dubito.wrap(module), x, None)["gradient"][:, 0]
     # sum_y p_y (1 - p_y) (||z||^2 + 1), of which 2 * 3 exp(-logit) is left
     expected = 6 * torch.exp(-48 * x[:, 0, 0, 0]) * (48 * x[:, 0, 0, 0] ** 2 + 1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=0)
 
 
 def test_refused_models(x):
@@ -369,11 +369,11 @@ def test_what_is_known_of_the_error_is_taken_off():
     top = Gradient("top", 2, 0).run(model, x, None)["gradient"]
     combined, plain = torch.zeros(2), torch.zeros(2)
     for seed in range(20):
-        found = Gradient("combined", 2, 2, seed=seed).run(model, x, None)["gradient"]
-        combined += (found - exact).abs().mean(0)
+        result = Gradient("combined", 2, 2, seed=seed).run(model, x, None)["gradient"]
+        combined += (result - exact).abs().mean(0)
         with Sweep(Prepared(model, x, lambda layers: layers).plan, x, len(x)) as sweep:
-            said = Cotangents(sweep.logits.double()[:, None])
-            rest = sum(sweep.norms(said.mixture(v, 2))["squares"] for v in signs(2, 60, seed)) / 2
+            cotangents = Cotangents(sweep.logits.double()[:, None])
+            rest = sum(sweep.norms(cotangents.mixture(v, 2))["squares"] for v in signs(2, 60, seed)) / 2
         plain += (top + rest - exact).abs().mean(0)
     assert combined[0] < 0.5 * plain[0]
     assert combined[1] < 1e-4 * plain[1]  # the last layer goes with the length of the cotangent: exactly

@@ -77,8 +77,8 @@ def test_any_caller_and_nothing_changes(mode, fails):
             with pytest.raises(ValueError, match="on purpose"):
                 Gradient("exact").run(model, x, None)
         else:
-            found = Gradient("exact").run(model, x.clone(), None)["gradient"]
-            assert error(found, expected) < 1e-4
+            result = Gradient("exact").run(model, x.clone(), None)["gradient"]
+            assert error(result, expected) < 1e-4
     assert everything(module) == before
 
 
@@ -122,9 +122,9 @@ def eagerly(module: nn.Module) -> nn.Module:
 def test_compiled_and_parallel_modules(outside, x):
     module = made(SMALL)
     expected = Gradient().run(classifier(module), x, None)
-    found = Gradient().run(dubito.wrap(outside(module)), x, None)
+    result = Gradient().run(dubito.wrap(outside(module)), x, None)
     for name, column in expected.items():
-        assert torch.equal(found[name], column)
+        assert torch.equal(result[name], column)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_models_that_return_probabilities(last, output, x):
     module = made(SMALL)
     expected = Gradient("exact", **ALL).run(classifier(module), x, None)
     twin = nn.Sequential(*copy.deepcopy(module), last)
-    found = Gradient("exact", **ALL).run(dubito.wrap(twin, output=output), x, None)
+    result = Gradient("exact", **ALL).run(dubito.wrap(twin, output=output), x, None)
     for name, column in expected.items():
-        torch.testing.assert_close(found[name], column, rtol=1e-4, atol=0)
+        torch.testing.assert_close(result[name], column, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype, x):
     expected = Gradient("exact").run(classifier(made(SMALL)), x, None)["gradient"]
-    found = Gradient("exact").run(classifier(made(SMALL).to(dtype)), x, None)
-    assert found["gradient"].dtype == torch.float32
+    result = Gradient("exact").run(classifier(made(SMALL).to(dtype)), x, None)
+    assert result["gradient"].dtype == torch.float32
     close = {torch.float16: 0.02, torch.bfloat16: 0.15}[dtype]
-    torch.testing.assert_close(found["gradient"].sum(0), expected.sum(0), rtol=close, atol=0)
+    torch.testing.assert_close(result["gradient"].sum(0), expected.sum(0), rtol=close, atol=0)

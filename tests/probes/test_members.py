@@ -41,7 +41,7 @@ def models(one_thread):
     return [model(seed) for seed in range(6)]
 
 
-def said(models) -> np.ndarray:
+def member_logits(models) -> np.ndarray:
     """What the modules themselves say, (m, n, c), in float64."""
     with torch.no_grad():
         return softmax(np.stack([one.module.eval()(X).double().numpy() for one in models]), axis=-1)
@@ -52,26 +52,26 @@ def entropy(p: np.ndarray) -> np.ndarray:
 
 
 def test_the_summary_against_numpy(models):
-    p = said(models)
-    found = Members(models).run(models[0], X, None)["members"].double().numpy()
-    told = dict(zip(SUMMARY, found.T, strict=True))
+    p = member_logits(models)
+    summary = Members(models).run(models[0], X, None)["members"].double().numpy()
+    message = dict(zip(SUMMARY, summary.T, strict=True))
     total, aleatoric = entropy(p.mean(0)), entropy(p).mean(0)
     votes = np.stack([(p.argmax(-1) == c).sum(0) for c in range(3)])
-    np.testing.assert_allclose(told["members"], 6)
-    np.testing.assert_allclose(told["total"], total, rtol=1e-5)
-    np.testing.assert_allclose(told["aleatoric"], aleatoric, rtol=1e-5)
-    np.testing.assert_allclose(told["epistemic"], total - aleatoric, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(told["variation"], 1 - votes.max(0) / 6, rtol=1e-6)
-    np.testing.assert_allclose(told["predicted"], p.mean(0).argmax(-1))
-    np.testing.assert_allclose(told["confidence"], p.mean(0).max(-1), rtol=1e-5)
-    assert (told["epistemic"] > 1e-3).all()
-    assert torch.allclose(decompose(p).epistemic, torch.tensor(told["epistemic"]), rtol=1e-4, atol=1e-7)
-    assert torch.allclose(variation_ratio(p), torch.tensor(told["variation"]))
+    np.testing.assert_allclose(message["members"], 6)
+    np.testing.assert_allclose(message["total"], total, rtol=1e-5)
+    np.testing.assert_allclose(message["aleatoric"], aleatoric, rtol=1e-5)
+    np.testing.assert_allclose(message["epistemic"], total - aleatoric, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(message["variation"], 1 - votes.max(0) / 6, rtol=1e-6)
+    np.testing.assert_allclose(message["predicted"], p.mean(0).argmax(-1))
+    np.testing.assert_allclose(message["confidence"], p.mean(0).max(-1), rtol=1e-5)
+    assert (message["epistemic"] > 1e-3).all()
+    assert torch.allclose(decompose(p).epistemic, torch.tensor(message["epistemic"]), rtol=1e-4, atol=1e-7)
+    assert torch.allclose(variation_ratio(p), torch.tensor(message["variation"]))
 
 
 def test_the_loss_is_that_of_the_mean_probability(models):
     columns = Members(models).run(models[0], X, LABEL)
-    expected = -np.log(said(models).mean(0)[range(7), LABEL])
+    expected = -np.log(member_logits(models).mean(0)[range(7), LABEL])
     np.testing.assert_allclose(columns["members_loss"].numpy(), expected, rtol=1e-5)
     for other in (None, torch.rand(7, 3), LABEL.float(), LABEL > 0):  # no labels, or targets that are no classes
         assert "members_loss" not in Members(models).run(models[0], X, other)
@@ -83,7 +83,7 @@ def test_every_partition_against_the_chain_rule(models):
     columns = Members(models).run(models[0], X, None)
     assert sub_ensembles(6) == ((6, 1), (3, 2), (2, 3))
     for place, size in enumerate((2, 3)):
-        parts = chain_rule(partitioned(said(models), size))
+        parts = chain_rule(partitioned(member_logits(models), size))
         between = columns["members_between"][:, place].double()
         torch.testing.assert_close(between, parts.between, rtol=1e-4, atol=1e-6)
         within = columns["members"][:, SUMMARY.index("epistemic")].double() - between
@@ -117,9 +117,9 @@ def test_temperature_divides_before_the_summary(models):
 
 
 def test_identical_members_do_not_disagree(models):
-    told = Members([models[0]] * 3).run(models[0], X, None)["members"]
-    assert told[:, SUMMARY.index("epistemic")].abs().max() < 1e-6
-    assert told[:, SUMMARY.index("variation")].eq(0).all()
+    summary = Members([models[0]] * 3).run(models[0], X, None)["members"]
+    assert summary[:, SUMMARY.index("epistemic")].abs().max() < 1e-6
+    assert summary[:, SUMMARY.index("variation")].eq(0).all()
 
 
 def test_modules_are_left_as_they_were(models):

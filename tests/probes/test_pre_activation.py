@@ -75,9 +75,9 @@ def test_the_last_of_several_activations_is_taken():
 def test_real_architectures(name):
     model = dubito.wrap(timm.create_model(name, num_classes=7), transform=dubito.Preprocess((96, 96)))
     x = torch.randn(3, 3, 96, 96, generator=torch.Generator().manual_seed(1))
-    found = before(model, x)
-    assert found.shape == model.features(x).shape
-    assert bool((found < 0).any())
+    result = before(model, x)
+    assert result.shape == model.features(x).shape
+    assert bool((result < 0).any())
 
 
 def test_it_is_a_column_of_a_cache(tmp_path):

@@ -59,9 +59,9 @@ def resnet_tiles(m: nn.Module, x: Tensor) -> Tensor:
 
 def whole_head(m: nn.Module, x: Tensor) -> Tensor:
     """One tile of the map at a time, handed to the network as if it were the map."""
-    found = m.forward_features(x)
-    said = [m.forward_head(found[:, :, i : i + 1, j : j + 1]) for i, j in np.ndindex(*found.shape[2:])]
-    return torch.stack(said, -1).unflatten(-1, found.shape[2:])
+    result = m.forward_features(x)
+    output = [m.forward_head(result[:, :, i : i + 1, j : j + 1]) for i, j in np.ndindex(*result.shape[2:])]
+    return torch.stack(output, -1).unflatten(-1, result.shape[2:])
 
 
 def vit_tiles(m: nn.Module, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Built:
     case: Case
     model: WrappedClassifier
     x: Tensor
-    said: Tensor
+    tile_logits: Tensor
 
 
 @pytest.fixture(scope="module", params=ZOO)
@@ -139,11 +139,11 @@ def field(column: Tensor, name: str) -> Tensor:
 
 def test_every_grid_is_the_ensemble_of_averaged_tile_logits(built):
     columns = Tiles().run(built.model, built.x, LABEL)
-    side = min(built.said.shape[2:])
+    side = min(built.tile_logits.shape[2:])
     grids = range(2, min(7, side) + 1)
     assert list(columns) == [f"tiles_{k}" for k in grids] + [f"tiles_{k}_loss" for k in grids]
     for k in grids:
-        expected = by_hand(F.adaptive_avg_pool2d(built.said, k), LABEL)
+        expected = by_hand(F.adaptive_avg_pool2d(built.tile_logits, k), LABEL)
         loss = expected.pop("loss")
         assert columns[f"tiles_{k}"].shape == (3, len(SUMMARY))
         assert columns[f"tiles_{k}"].dtype == torch.float32
@@ -154,15 +154,15 @@ def test_every_grid_is_the_ensemble_of_averaged_tile_logits(built):
 
 
 def test_weighted_fields_are_those_of_the_stream(built):
-    side = min(built.said.shape[2:])
+    side = min(built.tile_logits.shape[2:])
     stream = MemberStream()
-    stream.add(F.adaptive_avg_pool2d(built.said, side).flatten(2).transpose(1, 2))
+    stream.add(F.adaptive_avg_pool2d(built.tile_logits, side).flatten(2).transpose(1, 2))
     got = Tiles([side]).run(built.model, built.x, None)[f"tiles_{side}"]
     torch.testing.assert_close(got.double(), stream.summary(), rtol=1e-3, atol=1e-4)
 
 
 def test_all_tiles_together_are_the_model_where_its_head_is_linear(built):
-    mean = built.said.mean((2, 3))
+    mean = built.tile_logits.mean((2, 3))
     with torch.no_grad():
         own = built.model.module(built.x)
     assert torch.allclose(mean, own, rtol=1e-3, atol=1e-4 * float(own.abs().max())) == built.case.linear
@@ -171,8 +171,8 @@ def test_all_tiles_together_are_the_model_where_its_head_is_linear(built):
 @pytest.mark.parametrize("name", ["maxvit", "convnext"])
 def test_averaged_features_are_another_ensemble_where_the_head_is_not_linear(name):
     one = build(name)
-    found = one.model.module.forward_features(one.x)
-    pooled = F.adaptive_avg_pool2d(found, 2)
+    result = one.model.module.forward_features(one.x)
+    pooled = F.adaptive_avg_pool2d(result, 2)
     head = one.model.module.forward_head
     with torch.no_grad():
         of_features = torch.stack([head(pooled[:, :, i : i + 1, j : j + 1]) for i, j in np.ndindex(2, 2)], -1)
@@ -210,9 +210,9 @@ def test_a_picture_of_one_colour_has_no_epistemic_uncertainty():
 
 def test_temperature_divides_tile_logits():
     model, x = grid_network(), pixels()
-    said = model.logits(model.feature_map(x)).transpose(1, 2).unflatten(2, (7, 7))
+    output = model.logits(model.feature_map(x)).transpose(1, 2).unflatten(2, (7, 7))
     warm = Tiles([3], temperature=2.5).run(model, x, None)["tiles_3"]
-    expected = by_hand(F.adaptive_avg_pool2d(said, 3) / 2.5, LABEL)["epistemic"]
+    expected = by_hand(F.adaptive_avg_pool2d(output, 3) / 2.5, LABEL)["epistemic"]
     np.testing.assert_allclose(field(warm, "epistemic"), expected, rtol=1e-3, atol=1e-7)
 
 
@@ -221,9 +221,9 @@ def test_logits_are_kept_when_asked_for_as_the_model_gives_them(dtype, digits):
     model, x = grid_network(), pixels()
     columns = Tiles([2, 7], keep="logits", temperature=3.0, dtype=dtype).run(model, x, None)
     assert [*columns] == ["tiles_2", "tiles_7", "tiles_2_logit", "tiles_7_logit"]
-    said = model.logits(model.feature_map(x)).transpose(1, 2).unflatten(2, (7, 7))
+    output = model.logits(model.feature_map(x)).transpose(1, 2).unflatten(2, (7, 7))
     for k in (2, 7):
-        expected = F.adaptive_avg_pool2d(said, k).flatten(2).transpose(1, 2)
+        expected = F.adaptive_avg_pool2d(output, k).flatten(2).transpose(1, 2)
         assert columns[f"tiles_{k}_logit"].dtype == getattr(torch, dtype)
         torch.testing.assert_close(columns[f"tiles_{k}_logit"].float(), expected, rtol=digits, atol=digits)
 
@@ -245,11 +245,11 @@ def test_few_images_at_a_time_are_the_same(monkeypatch):
     model, x, label = grid_network(), pixels(7), torch.arange(7) % C
     probe = Tiles(keep="logits", dtype="float32")
     expected = probe.run(model, x, label)
-    asked: list[int] = []
+    args: list[int] = []
     logits = WrappedClassifier.logits
 
     def counted(self, z):
-        asked.append(len(z))
+        args.append(len(z))
         return logits(self, z)
 
     monkeypatch.setattr(WrappedClassifier, "logits", counted)
@@ -257,7 +257,7 @@ def test_few_images_at_a_time_are_the_same(monkeypatch):
     monkeypatch.setattr(tiles_module, "_WORKED", 3 * 4 * (139 + 49) * C)
     for name, column in probe.run(model, x, label).items():
         torch.testing.assert_close(column, expected[name], rtol=1e-5, atol=1e-6)
-    assert asked == [0, 4, 3]  # none, to learn the number of classes; then every tile once
+    assert args == [0, 4, 3]  # none, to learn the number of classes; then every tile once
     monkeypatch.setattr(tiles_module, "_COMPUTED", 1)
     monkeypatch.setattr(tiles_module, "_WORKED", 1)
     assert torch.equal(probe.run(model, x, label)["tiles_7_loss"].argsort(), expected["tiles_7_loss"].argsort())
@@ -293,9 +293,9 @@ def test_the_pass_gives_the_features_too(built):
 def test_windows_are_those_of_adaptive_pooling():
     for h, w in ((7, 7), (4, 9), (13, 13)):
         tiles = torch.randn(1, 1, h, w)
-        found = pooling((h, w), [2, 3, 4]) @ tiles.flatten()
+        result = pooling((h, w), [2, 3, 4]) @ tiles.flatten()
         expected = torch.cat([F.adaptive_avg_pool2d(tiles, k).flatten() for k in (2, 3, 4)])
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
 
 
 class Foreign:
@@ -311,8 +311,8 @@ class Foreign:
 def test_any_classifier_with_a_square_map_will_do():
     model, x = grid_network(), pixels()
     expected = Tiles().run(model, x, LABEL)
-    found = Tiles().run(Foreign(model), x, LABEL)
-    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+    result = Tiles().run(Foreign(model), x, LABEL)
+    assert all(torch.allclose(result[name], expected[name], atol=1e-6) for name in expected)
     with pytest.raises(ModelError) as error:
         Tiles().run(Foreign(model), pixels(h=3, w=4), None)
     assert str(error.value) == (

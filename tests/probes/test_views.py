@@ -66,7 +66,7 @@ def test_members_are_the_models_answers(model):
         torch.testing.assert_close(columns["views_logit"][:, 1], model.module(X.flip(3)))
 
 
-def test_a_view_that_changes_nothing_tells_nothing(model):
+def test_a_view_that_changes_nothing_reports_nothing(model):
     same = Views(["identity", "identity"]).run(model, X, None)["views"]
     assert same[:, SUMMARY.index("epistemic")].abs().max() < 1e-6
     even = torch.cat([X, X.flip(3)], 3)[..., ::2]  # the same from both sides
@@ -128,8 +128,8 @@ def test_members_are_the_models_answers_with_noise(model):
     assert columns["noise"].shape == (5, len(SUMMARY))
     with torch.no_grad():
         for copy in range(4):
-            said = model.module(FIVE + 0.2 * noise((3, 16, 24), 7, copy))
-            torch.testing.assert_close(columns["noise_logit"][:, copy], said)
+            output = model.module(FIVE + 0.2 * noise((3, 16, 24), 7, copy))
+            torch.testing.assert_close(columns["noise_logit"][:, copy], output)
     expected = columns["noise_logit"].double().softmax(-1).var(1, correction=0).sum(-1)
     torch.testing.assert_close(columns["noise_variance"].double(), expected, rtol=1e-5, atol=0)
 
@@ -190,7 +190,7 @@ def test_half_precision_and_flat_inputs():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"copies": 1}, "noise: copies must be a whole number, at least 2; got 1"),
         ({"sigma": 0.0}, "noise: sigma must be a number, above 0; got 0.0"),
@@ -198,8 +198,8 @@ def test_half_precision_and_flat_inputs():
         ({"sigma": math.nan}, "noise: sigma must be a number, above 0; got nan"),
     ],
 )
-def test_what_cannot_be(settings, said):
-    with pytest.raises(ValueRangeError, match=said):
+def test_what_cannot_be(settings, message):
+    with pytest.raises(ValueRangeError, match=message):
         Noise(**settings)
 
 

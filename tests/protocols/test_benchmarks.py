@@ -226,8 +226,8 @@ def test_a_pickle_of_unknown_origin_is_not_opened(tmp_path: Path):
 def test_house_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 3), dtype=np.uint8)
     savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10], [3], [1]])})
-    found = {"test": ["", "test_32x32.mat", md5(tmp_path / "test_32x32.mat")]}
-    monkeypatch.setattr(datasets.SVHN, "split_list", found)
+    result = {"test": ["", "test_32x32.mat", md5(tmp_path / "test_32x32.mat")]}
+    monkeypatch.setattr(datasets.SVHN, "split_list", result)
     images = open_benchmark("svhn", tmp_path)
     assert names(images) == ["0", "3", "1"]
     assert (np.asarray(images.read(2)) == pixels[..., 2]).all()

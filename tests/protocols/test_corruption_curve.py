@@ -69,10 +69,10 @@ def run(model, images, tmp_path_factory):
 
 
 def test_every_level_has_a_cache_and_the_clean_images_one(run):
-    to, found = run
+    to, result = run
     assert sorted(path.name for path in to.iterdir()) == ["blur-2", "blur-5", "box-2", "box-5", "clean"]
-    assert (found.rows, found.severities, found.name) == (7, (0, 2, 5), "images in memory")
-    assert [(one.score, one.corruption) for one in found.curves] == [
+    assert (result.rows, result.severities, result.name) == (7, (0, 2, 5), "images in memory")
+    assert [(one.score, one.corruption) for one in result.curves] == [
         ("flatness", "blur"),
         ("flatness", "box"),
         ("entropy", "blur"),
@@ -81,10 +81,10 @@ def test_every_level_has_a_cache_and_the_clean_images_one(run):
 
 
 def test_quartiles_and_correlations_are_those_of_the_tables(run):
-    to, found = run
+    to, result = run
     tables = [dubito.open(to / name) for name in ("clean", "box-2", "box-5")]
     u = np.stack([Entropy().score(table).numpy() for table in tables], axis=1)
-    curve = found.curve("box", "entropy")
+    curve = result.curve("box", "entropy")
     for column, level in zip(u.T, curve.levels, strict=True):
         assert level[1:] == pytest.approx(tuple(np.quantile(column, (0.25, 0.5, 0.75))))
     expected = np.mean([spearmanr([0, 2, 5], row).statistic for row in u])
@@ -101,11 +101,11 @@ def test_levels_are_the_corrupted_images(run, images):
 
 
 def test_a_second_run_runs_no_model(run, model, images, monkeypatch):
-    to, found = run
+    to, result = run
     before = {path: path.stat().st_mtime_ns for path in to.rglob("*") if path.name != ".lock" and path.is_file()}
     scores = {"flatness": Flatness(), "entropy": Entropy()}
     call = {"corruptions": ("blur", "box"), "severities": (0, 2, 5), **QUICK}
-    assert corruption_curve(model, images, scores, to, **call) == found
+    assert corruption_curve(model, images, scores, to, **call) == result
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -132,11 +132,11 @@ def test_an_interrupted_run_resumes(model, images, tmp_path, monkeypatch):
 def test_fitted_scores_serve(model, images, tmp_path):
     table = dubito.extract(model, images, tmp_path / "train", label_space="own", progress=False)
     scores = {"neighbours": Neighbours(k=1).fit(table)}
-    found = corruption_curve(model, images, scores, tmp_path / "l", corruptions=["noise"], severities=[0, 5], **QUICK)
+    result = corruption_curve(model, images, scores, tmp_path / "l", corruptions=["noise"], severities=[0, 5], **QUICK)
     # Its own feature is in the bank, so a clean image is at distance 0, and a noisy one is not.
-    assert found.curve("noise", "neighbours").levels[0].median == pytest.approx(0, abs=1e-6)
-    assert found.curve("noise", "neighbours").spearman.value == 1
-    assert found.curve("noise", "neighbours").rises == 1
+    assert result.curve("noise", "neighbours").levels[0].median == pytest.approx(0, abs=1e-6)
+    assert result.curve("noise", "neighbours").spearman.value == 1
+    assert result.curve("noise", "neighbours").rises == 1
 
 
 def test_a_broken_image_is_left_out_of_every_level(model, images, tmp_path):
@@ -146,10 +146,10 @@ def test_a_broken_image_is_left_out_of_every_level(model, images, tmp_path):
         images.read(int(name)).save(folder / f"{name}.png")
     (folder / "broken.png").write_bytes(b"no image")
     with pytest.warns(SkippedImagesWarning, match="1 of 4 images could not be decoded"):
-        found = corruption_curve(
+        result = corruption_curve(
             model, folder, {"u": Entropy()}, tmp_path / "l", corruptions=["box"], severities=[0, 3], **QUICK
         )
-    assert found.rows == 3
+    assert result.rows == 3
 
 
 def test_levels_with_other_images_cannot_be_compared(model, images, tmp_path, monkeypatch):
@@ -182,27 +182,27 @@ def test_rises_count_strict_steps():
 
 
 def test_text_and_json():
-    found = CorruptionCurves("photos", 9, (0, 1, 2), (curve([1.0, 2.0, 3.0]),))
-    assert str(found).splitlines() == [
+    result = CorruptionCurves("photos", 9, (0, 1, 2), (curve([1.0, 2.0, 3.0]),))
+    assert str(result).splitlines() == [
         "photos: 9 images",
         "score  corruption  median at 0  median at 1  median at 2  rises  Spearman",
         "u      blur        1.000        2.000        3.000        2/2    0.500 [0.250, 0.750]",
     ]
-    plain = json.loads(found.to_json())
+    plain = json.loads(result.to_json())
     assert plain["curves"][0]["levels"][1] == {"severity": 1, "low": 1, "median": 2, "high": 3}
     assert plain["curves"][0]["rises"] == 2
     assert plain["curves"][0]["spearman"]["low"] == 0.25
 
 
 def test_plot_draws_one_score_over_severity(run, axes):
-    _, found = run
-    assert found.plot(axes, score="entropy") is axes
+    _, result = run
+    assert result.plot(axes, score="entropy") is axes
     assert [line.get_label() for line in axes.lines] == ["blur", "box"]
-    medians = [level.median for level in found.curve("box", "entropy").levels]
+    medians = [level.median for level in result.curve("box", "entropy").levels]
     assert axes.lines[1].get_xydata().tolist() == [list(point) for point in zip((0, 2, 5), medians, strict=True)]
-    assert found.plot(axes).get_ylabel() == "flatness"
+    assert result.plot(axes).get_ylabel() == "flatness"
     with pytest.raises(ValueRangeError, match="score must be one of flatness, entropy; got 'margin'"):
-        found.plot(score="margin")
+        result.plot(score="margin")
 
 
 @pytest.mark.parametrize(

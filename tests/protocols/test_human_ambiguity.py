@@ -69,7 +69,7 @@ def test_values_are_those_of_the_metrics_on_the_annotated_rows(table, tmp_path):
         f"{2 * i + 1},{label},0,0,{yes[i, label]},0.5\n" for i in range(N // 2) for label in range(3)
     )
     (tmp_path / "votes.csv").write_text(votes)
-    found = human_ambiguity(
+    result = human_ambiguity(
         {"margin": Margin(), "array": torch.linspace(0, 1, N)},
         table,
         ambiguous=ambiguous_images(read_label_sets(tmp_path / "labels.csv"), none="drop"),
@@ -80,12 +80,12 @@ def test_values_are_those_of_the_metrics_on_the_annotated_rows(table, tmp_path):
     degree = torch.from_numpy(scipy_entropy(yes, axis=1))
     expected = {"margin": Margin(), "entropy": Entropy(), "max_probability": MaxProbability()}
     for name, u in ((key, score.score(table)) for key, score in expected.items()):
-        assert found.auroc[name].value == metrics.auroc(u[kept], torch.from_numpy(sizes[kept] > 1))
-        assert found.spearman[name].value == pytest.approx(metrics.spearman(u[::2], degree), abs=1e-12)
-        assert found.auroc[name].low < found.auroc[name].value < found.auroc[name].high
-        assert found.spearman[name].low < found.spearman[name].value < found.spearman[name].high
-    assert list(found.auroc) == ["margin", "array", "entropy", "max_probability"]
-    assert (found.annotated, found.ambiguous, found.graded) == (int(kept.sum()), int((sizes > 1).sum()), N // 2)
+        assert result.auroc[name].value == metrics.auroc(u[kept], torch.from_numpy(sizes[kept] > 1))
+        assert result.spearman[name].value == pytest.approx(metrics.spearman(u[::2], degree), abs=1e-12)
+        assert result.auroc[name].low < result.auroc[name].value < result.auroc[name].high
+        assert result.spearman[name].low < result.spearman[name].value < result.spearman[name].high
+    assert list(result.auroc) == ["margin", "array", "entropy", "max_probability"]
+    assert (result.annotated, result.ambiguous, result.graded) == (int(kept.sum()), int((sizes > 1).sum()), N // 2)
 
 
 def test_the_order_of_the_keys_does_not_count(table):
@@ -100,22 +100,22 @@ def test_the_order_of_the_keys_does_not_count(table):
 
 def test_one_kind_of_annotation_is_enough(table):
     flags = [i % 3 == 0 for i in range(N)]
-    found = human_ambiguity({"m": Margin()}, table, ambiguous=flags, **QUICK)
-    assert found.spearman == {}
-    assert found.lines()[0] == ["score", "AUROC"]
-    assert str(found).startswith("cache/val: 20 of 60 images ambiguous\nscore ")
+    result = human_ambiguity({"m": Margin()}, table, ambiguous=flags, **QUICK)
+    assert result.spearman == {}
+    assert result.lines()[0] == ["score", "AUROC"]
+    assert str(result).startswith("cache/val: 20 of 60 images ambiguous\nscore ")
     graded = human_ambiguity({"m": Margin()}, table, degree=torch.arange(N), **QUICK)
     assert graded.lines()[0] == ["score", "Spearman"]
     assert str(graded).startswith("cache/val: 60 images with a degree\n")
-    plain = json.loads(found.to_json())
-    assert plain["auroc"]["m"]["value"] == found.auroc["m"].value
+    plain = json.loads(result.to_json())
+    assert plain["auroc"]["m"]["value"] == result.auroc["m"].value
     assert (plain["published_auroc"], plain["ambiguous"]) == (0.701, 20)
 
 
 def test_a_table_without_logits_has_no_baselines(table):
-    found = human_ambiguity({"u": torch.arange(N)}, table.select("id"), degree=torch.arange(N), **QUICK)
-    assert list(found.spearman) == ["u"]
-    assert found.spearman["u"].value == pytest.approx(1.0)
+    result = human_ambiguity({"u": torch.arange(N)}, table.select("id"), degree=torch.arange(N), **QUICK)
+    assert list(result.spearman) == ["u"]
+    assert result.spearman["u"].value == pytest.approx(1.0)
 
 
 def test_errors(table):
@@ -135,8 +135,8 @@ def test_errors(table):
 
 def test_plot_shows_both_measures(table, axes):
     flags = [i % 3 == 0 for i in range(N)]
-    found = human_ambiguity({"m": Margin()}, table, ambiguous=flags, degree=torch.arange(N), **QUICK)
-    assert found.plot(axes) is axes
+    result = human_ambiguity({"m": Margin()}, table, ambiguous=flags, degree=torch.arange(N), **QUICK)
+    assert result.plot(axes) is axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["m", "entropy", "max_probability"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["AUROC", "Spearman"]
-    assert axes.containers[0].lines[0].get_xdata()[0] == found.auroc["m"].value
+    assert axes.containers[0].lines[0].get_xdata()[0] == result.auroc["m"].value

@@ -27,32 +27,32 @@ def id_table() -> Table:
 
 def test_values_are_those_of_the_metric(id_table):
     ood = {"harder": confident(1.7, seed=1), "easier": confident(2.6, n=80, seed=2)}
-    found = ood_auroc_by_dataset({"entropy": Entropy(), "max_probability": MaxProbability()}, id_table, ood, **QUICK)
+    result = ood_auroc_by_dataset({"entropy": Entropy(), "max_probability": MaxProbability()}, id_table, ood, **QUICK)
     for name, score in (("entropy", Entropy()), ("max_probability", MaxProbability())):
         u = score.score(id_table)
         parts = {key: score.score(table) for key, table in ood.items()}
         for key, other in parts.items():
             both = torch.cat([u, other])
             expected = metrics.interval(metrics.auroc, both, torch.arange(len(both)) >= 150, **QUICK)
-            assert found.by_dataset[name][key] == expected
+            assert result.by_dataset[name][key] == expected
         both = torch.cat([u, parts["harder"], parts["easier"]])
-        assert found.pooled[name].value == metrics.auroc(both, torch.arange(len(both)) >= 150)
-    assert found.by_dataset["entropy"]["easier"].high < 0.5 < found.by_dataset["entropy"]["harder"].low
-    assert found.rows == {"harder": 150, "easier": 80}
+        assert result.pooled[name].value == metrics.auroc(both, torch.arange(len(both)) >= 150)
+    assert result.by_dataset["entropy"]["easier"].high < 0.5 < result.by_dataset["entropy"]["harder"].low
+    assert result.rows == {"harder": 150, "easier": 80}
 
 
 def test_opposite_values_are_reported(id_table):
-    found = ood_auroc_by_dataset(
+    result = ood_auroc_by_dataset(
         {"u": Entropy()}, id_table, {"harder": confident(1.0, seed=1), "easier": confident(3.0, seed=2)}, **QUICK
     )
-    (sentence,) = found.findings()
-    below, above = found.by_dataset["u"]["easier"].value, found.by_dataset["u"]["harder"].value
-    assert found.pooled["u"].value == pytest.approx(0.5, abs=0.02)
+    (sentence,) = result.findings()
+    below, above = result.by_dataset["u"]["easier"].value, result.by_dataset["u"]["harder"].value
+    assert result.pooled["u"].value == pytest.approx(0.5, abs=0.02)
     assert sentence == (
-        f"u: the pooled {found.pooled['u'].value:.3f} hides opposite values. Less uncertain than the "
+        f"u: the pooled {result.pooled['u'].value:.3f} hides opposite values. Less uncertain than the "
         f"in-distribution images: easier {below:.3f}; more uncertain: harder {above:.3f}."
     )
-    assert str(found).endswith(sentence)
+    assert str(result).endswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_what_is_not_opposite_is_not_reported(id_table, ood):
 
 
 def test_text_and_json(id_table):
-    found = ood_auroc_by_dataset({"u": Entropy()}, id_table, {"a": confident(1.0, seed=1)}, **QUICK)
-    assert found.lines()[0] == ["score", "a", "pooled"]
-    assert found.lines()[1][1] == found.lines()[1][2]  # one set, so pooled is the same
-    assert str(found).startswith("AUROC of OOD images against by 2.0 (150 images)\nscore  a ")
-    plain = json.loads(found.to_json())
-    assert plain["pooled"]["u"]["value"] == found.pooled["u"].value
-    assert plain["by_dataset"]["u"]["a"]["high"] == found.by_dataset["u"]["a"].high
+    result = ood_auroc_by_dataset({"u": Entropy()}, id_table, {"a": confident(1.0, seed=1)}, **QUICK)
+    assert result.lines()[0] == ["score", "a", "pooled"]
+    assert result.lines()[1][1] == result.lines()[1][2]  # one set, so pooled is the same
+    assert str(result).startswith("AUROC of OOD images against by 2.0 (150 images)\nscore  a ")
+    plain = json.loads(result.to_json())
+    assert plain["pooled"]["u"]["value"] == result.pooled["u"].value
+    assert plain["by_dataset"]["u"]["a"]["high"] == result.by_dataset["u"]["a"].high
     assert (plain["in_distribution_rows"], plain["rows"], plain["findings"]) == (150, {"a": 150}, [])
     assert plain["published_pooled"] == 0.503
 
@@ -88,11 +88,11 @@ def test_errors(id_table):
 def test_plot_shows_every_data_set_and_pooled(id_table, axes):
     scores = {"u": Entropy(), "v": MaxProbability()}
     ood = {"a": confident(1.0, seed=1), "b": confident(2.5, seed=2)}
-    found = ood_auroc_by_dataset(scores, id_table, ood, **QUICK)
-    assert found.plot(axes) is axes
+    result = ood_auroc_by_dataset(scores, id_table, ood, **QUICK)
+    assert result.plot(axes) is axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "pooled"]
     assert axes.containers[1].lines[0].get_xdata().tolist() == [
-        found.by_dataset["v"]["a"].value,
-        found.by_dataset["v"]["b"].value,
-        found.pooled["v"].value,
+        result.by_dataset["v"]["a"].value,
+        result.by_dataset["v"]["b"].value,
+        result.pooled["v"].value,
     ]

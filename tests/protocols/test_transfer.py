@@ -38,23 +38,23 @@ def scores():
 
 
 @pytest.fixture(scope="module")
-def found(scores, tables):
+def result(scores, tables):
     return transfer(scores, tables, **QUICK)
 
 
-def test_values_are_those_of_the_metrics(found, scores, tables):
+def test_values_are_those_of_the_metrics(result, scores, tables):
     for name, table in tables.items():
-        assert found.recall_at_1[name].value == pytest.approx(metrics.recall_at_1(table.feature, table.label))
-        assert 0.2 < found.recall_at_1[name].value < 0.95
+        assert result.recall_at_1[name].value == pytest.approx(metrics.recall_at_1(table.feature, table.label))
+        assert 0.2 < result.recall_at_1[name].value < 0.95
         for score, fitted in (*scores.items(), ("entropy", Entropy())):
             expected = metrics.interval(metrics.r_auroc, table.feature, table.label, fitted.score(table), **QUICK)
-            assert found[score][name] == expected
-    assert list(found.r_auroc) == ["max_probability", "neighbours", "entropy"]
-    assert found.rows == {"cub200": 120, "mine": 90}
+            assert result[score][name] == expected
+    assert list(result.r_auroc) == ["max_probability", "neighbours", "entropy"]
+    assert result.rows == {"cub200": 120, "mine": 90}
 
 
-def test_means_count_every_data_set_the_same(found):
-    assert found.mean("neighbours") == statistics.fmean([v.value for v in found["neighbours"].values()])
+def test_means_count_every_data_set_the_same(result):
+    assert result.mean("neighbours") == statistics.fmean([v.value for v in result["neighbours"].values()])
 
 
 def test_neighbours_are_searched_once_per_table(monkeypatch, scores, tables):
@@ -66,11 +66,11 @@ def test_neighbours_are_searched_once_per_table(monkeypatch, scores, tables):
 
 
 def test_without_logits_there_is_no_baseline(scores):
-    found = transfer({"neighbours": scores["neighbours"]}, {"a": data(1), "b": data(2, logits=False)}, **QUICK)
-    assert set(found["entropy"]) == {"a"}
-    assert found.mean("entropy") is None
-    assert set(found["neighbours"]) == {"a", "b"}
-    assert found.lines()[2][-1] == "-"
+    result = transfer({"neighbours": scores["neighbours"]}, {"a": data(1), "b": data(2, logits=False)}, **QUICK)
+    assert set(result["entropy"]) == {"a"}
+    assert result.mean("entropy") is None
+    assert set(result["neighbours"]) == {"a", "b"}
+    assert result.lines()[2][-1] == "-"
 
 
 def test_a_given_entropy_is_not_replaced(tables):
@@ -79,30 +79,30 @@ def test_a_given_entropy_is_not_replaced(tables):
 
 def test_no_r_auroc_where_every_neighbour_is_right():
     far = Table(feature=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], logit=torch.eye(4), label=[0, 0, 1, 1])
-    found = transfer({"entropy": Entropy()}, {"far": far}, **QUICK)
-    assert found.recall_at_1["far"].value == 1
-    assert found["entropy"] == {}
-    assert found.lines()[1] == ["far", "4", "1.000 [1.000, 1.000]", "-"]
+    result = transfer({"entropy": Entropy()}, {"far": far}, **QUICK)
+    assert result.recall_at_1["far"].value == 1
+    assert result["entropy"] == {}
+    assert result.lines()[1] == ["far", "4", "1.000 [1.000, 1.000]", "-"]
 
 
-def test_text_and_json(found):
-    text = str(found)
+def test_text_and_json(result):
+    text = str(result)
     assert text.startswith("R-AUROC by score, zero-shot\ndata set  images  Recall@1")
-    lines = found.lines()
+    lines = result.lines()
     assert lines[0][:3] == ["data set", "images", "Recall@1"]
     assert lines[0][3:] == ["max_probability", "neighbours", "entropy", "ViT-Base head", "its entropy"]
     assert lines[1][-2:] == ["0.626 ± 0.008", "0.608"]
     assert lines[2][-2:] == ["-", "-"]
     assert lines[3][:2] == ["mean", "210"]
-    plain = json.loads(found.to_json())
-    assert plain["r_auroc"]["entropy"]["mine"]["value"] == found["entropy"]["mine"].value
+    plain = json.loads(result.to_json())
+    assert plain["r_auroc"]["entropy"]["mine"]["value"] == result["entropy"]["mine"].value
     assert plain["published"] == {"cub200": {"head": {"median": 0.626, "distance": 0.008}, "entropy": 0.608}}
-    assert plain["mean"]["entropy"] == found.mean("entropy")
+    assert plain["mean"]["entropy"] == result.mean("entropy")
 
 
 def test_without_published_data_sets_there_are_no_published_columns(tables):
-    found = transfer({"entropy": Entropy()}, {"mine": tables["mine"]}, **QUICK)
-    assert found.lines()[0] == ["data set", "images", "Recall@1", "entropy"]
+    result = transfer({"entropy": Entropy()}, {"mine": tables["mine"]}, **QUICK)
+    assert result.lines()[0] == ["data set", "images", "Recall@1", "entropy"]
 
 
 def test_published_figures_are_those_of_table_2():
@@ -120,11 +120,11 @@ def test_published_figures_are_those_of_table_2():
 
 def test_over_seeds(tables):
     seeds = {f"head {seed}": Neighbours(k=2, bank_size=20, seed=seed).fit(data(3)) for seed in range(3)}
-    found = transfer(seeds, tables, **QUICK)
-    spread = found.over_seeds(list(seeds))
-    assert spread["mine"] == median_spread([found[name]["mine"].value for name in seeds])
+    result = transfer(seeds, tables, **QUICK)
+    spread = result.over_seeds(list(seeds))
+    assert spread["mine"] == median_spread([result[name]["mine"].value for name in seeds])
     assert spread["mine"].distance > 0
-    assert spread["mean"] == median_spread([found.mean(name) for name in seeds])
+    assert spread["mean"] == median_spread([result.mean(name) for name in seeds])
     assert list(spread) == ["cub200", "mine", "mean"]
 
 
@@ -139,7 +139,7 @@ def test_errors(tables):
         transfer({"n": Neighbours()}, tables)
 
 
-def test_plot_shows_every_score_on_every_data_set(found, axes):
-    assert found.plot(axes) is axes
+def test_plot_shows_every_score_on_every_data_set(result, axes):
+    assert result.plot(axes) is axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["cub200", "mine"]
-    assert axes.containers[0].lines[0].get_xdata().tolist() == [one.value for one in found["max_probability"].values()]
+    assert axes.containers[0].lines[0].get_xdata().tolist() == [one.value for one in result["max_probability"].values()]

@@ -23,15 +23,15 @@ def tiny() -> Classifier:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_images_are_scored_and_ordered(tmp_path: Path, tiny: Classifier, count: int) -> None:
-    found = run_demo(tmp_path, model=tiny, photographs=photos()[:count], progress=False)
-    assert len(found.images) == 9 * count  # clean, and four kinds at two severities
-    u = [image.scores["entropy"] for image in found.images]
+    result = run_demo(tmp_path, model=tiny, photographs=photos()[:count], progress=False)
+    assert len(result.images) == 9 * count  # clean, and four kinds at two severities
+    u = [image.scores["entropy"] for image in result.images]
     assert u == sorted(u, reverse=True)
     table = dubito.open(tmp_path / "cache")
     expected = dict(zip(table.id.tolist(), entropy(table.logit).tolist(), strict=True))
-    assert {image.id: image.scores["entropy"] for image in found.images} == expected
-    assert all(list(image.scores) == list(SCORES) for image in found.images)
-    assert all(image.unchanged for image in found.images if image.kind == "clean")
+    assert {image.id: image.scores["entropy"] for image in result.images} == expected
+    assert all(list(image.scores) == list(SCORES) for image in result.images)
+    assert all(image.unchanged for image in result.images if image.kind == "clean")
     assert sorted(path.name for path in (tmp_path / "images" / "astronaut").iterdir())[:3] == [
         "blur-2.jpg",
         "blur-4.jpg",
@@ -40,20 +40,20 @@ def test_images_are_scored_and_ordered(tmp_path: Path, tiny: Classifier, count: 
 
 
 def test_groups_are_means(tmp_path: Path, tiny: Classifier) -> None:
-    found = run_demo(tmp_path, model=tiny, photographs=photos()[:2], progress=False)
-    assert [(group.kind, group.severity) for group in found.groups[:3]] == [("clean", 0), ("blur", 2), ("blur", 4)]
-    members = [image for image in found.images if (image.kind, image.severity) == ("noise", 4)]
-    group = found.groups[-1]
+    result = run_demo(tmp_path, model=tiny, photographs=photos()[:2], progress=False)
+    assert [(group.kind, group.severity) for group in result.groups[:3]] == [("clean", 0), ("blur", 2), ("blur", 4)]
+    members = [image for image in result.images if (image.kind, image.severity) == ("noise", 4)]
+    group = result.groups[-1]
     assert group.uncertainty == pytest.approx(sum(one.scores["entropy"] for one in members) / 2)
     assert (group.images, group.unchanged) == (2, sum(one.unchanged for one in members))
-    assert found.to_dict()["groups"][-1]["uncertainty"] == group.uncertainty
+    assert result.to_dict()["groups"][-1]["uncertainty"] == group.uncertainty
 
 
 def test_a_second_run_does_nothing_twice(tmp_path: Path, tiny: Classifier) -> None:
     def run() -> tuple[Demo, dict[Path, int]]:
-        found = run_demo(tmp_path, model=tiny, photographs=photos()[:1], progress=False)
+        result = run_demo(tmp_path, model=tiny, photographs=photos()[:1], progress=False)
         files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
-        return found, {path: path.stat().st_mtime_ns for path in files}
+        return result, {path: path.stat().st_mtime_ns for path in files}
 
     (first, written), (second, after) = run(), run()
     assert first == second
@@ -76,8 +76,8 @@ def test_findings_name_the_blind_spots() -> None:
 
 def test_the_real_model_is_certain_of_an_espresso_and_uncertain_of_a_blurred_one(tmp_path: Path) -> None:
     coffee = [photo for photo in photos() if photo[0] == "coffee"]
-    found = run_demo(tmp_path, photographs=coffee, progress=False)
-    by_name = {image.corruption: image for image in found.images}
+    result = run_demo(tmp_path, photographs=coffee, progress=False)
+    by_name = {image.corruption: image for image in result.images}
     assert by_name["clean"].short_prediction == "espresso"
     assert by_name["clean"].probability > 0.8
     assert by_name["blur 4"].scores["entropy"] > by_name["clean"].scores["entropy"] + 1

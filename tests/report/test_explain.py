@@ -26,7 +26,7 @@ def table(n: int, seed: int, scale: float) -> Table:
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     ood = {EVIL: table(40, 2, 0.0), "dogs": table(30, 3, 2.0)}
     linear = torch.nn.Linear(5, 3)
     train = table(60, 0, 5.0)
@@ -35,8 +35,8 @@ def found():
     )
 
 
-def test_page(found, tmp_path: Path):
-    page = write_diagnosis_page(found, tmp_path / "deep" / "why.html")
+def test_page(result, tmp_path: Path):
+    page = write_diagnosis_page(result, tmp_path / "deep" / "why.html")
     text = page.read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
@@ -48,19 +48,19 @@ def test_page(found, tmp_path: Path):
     # Three bars for either set and the mean; six histograms for either set.
     assert text.count("<svg") == 3 + 2 * 6
     assert len(reader.all("tr")) == 1 + 3
-    overlap = found["dogs"].causes["overlap"]
+    overlap = result["dogs"].causes["overlap"]
     assert f"<b>{100 * overlap.value:.1f}</b><small>[{100 * overlap.low:.1f}, {100 * overlap.high:.1f}]</small>" in text
 
 
-def test_page_says_what_the_diagnosis_says(found, tmp_path: Path):
-    words = " ".join(Reader(write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")).text)
+def test_page_says_what_the_diagnosis_says(result, tmp_path: Path):
+    words = " ".join(Reader(write_diagnosis_page(result, tmp_path / "a.html").read_text(encoding="utf-8")).text)
     plain = words.replace("\N{MINUS SIGN}", "-")
-    for sentence in found.findings_by_set()["dogs"]:
+    for sentence in result.findings_by_set()["dogs"]:
         for part in sentence.split("`")[::2]:  # names of scores stand in tags of their own
             assert part in plain
-    assert found.findings_by_set()["mean"][0] in plain
+    assert result.findings_by_set()["mean"][0] in plain
     assert "50 images" in words
-    assert found.fitted_on in words
+    assert result.fitted_on in words
 
 
 def test_one_set_has_its_verdict_once(tmp_path: Path):
@@ -74,8 +74,8 @@ def test_one_set_has_its_verdict_once(tmp_path: Path):
 def test_notes_stand_on_the_page(tmp_path: Path):
     same = table(20, 0, 1.0)
     with pytest.warns(UserWarning, match="by their features"):
-        found = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
-    text = write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
+        result = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
+    text = write_diagnosis_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">20 of 20 images of twin' in text
 
 
@@ -89,8 +89,8 @@ def ensemble(seed: int, noise: float, members: int = 6, name: str = "mine") -> T
 
 
 def test_ensemble_page(tmp_path: Path):
-    found = diagnose_ensemble(ensemble(0, 1.0), ood=ensemble(1, 3.0, name=EVIL_MEMBERS), resamples=20)
-    text = write_ensemble_page(found, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
+    result = diagnose_ensemble(ensemble(0, 1.0), ood=ensemble(1, 3.0, name=EVIL_MEMBERS), resamples=20)
+    text = write_ensemble_page(result, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
     assert EVIL_MEMBERS not in text
@@ -101,14 +101,14 @@ def test_ensemble_page(tmp_path: Path):
     assert text.count("<svg") == 1 + 3  # the fall, and a histogram for 6 x 1, 3 x 2 and 2 x 3
     assert len(reader.all("tr")) == 1 + 3
     words = " ".join(reader.text)
-    for sentence in found.findings():
+    for sentence in result.findings():
         assert minus(sentence) in words
-    assert text.count(f"AUROC {100 * found.ensembles[0].levels[2].auroc.value:.1f} %") >= 1
+    assert text.count(f"AUROC {100 * result.ensembles[0].levels[2].auroc.value:.1f} %") >= 1
 
 
 def test_ensemble_page_of_several_sizes(tmp_path: Path):
-    found = diagnose_ensemble({1: ensemble(0, 2.0), 8: ensemble(0, 1.0)}, resamples=20)
-    text = write_ensemble_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
+    result = diagnose_ensemble({1: ensemble(0, 2.0), 8: ensemble(0, 1.0)}, resamples=20)
+    text = write_ensemble_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Do larger models disagree less?" in text
     assert text.count("<svg") == 1 + 2
     assert "models of 8" in text

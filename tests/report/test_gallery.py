@@ -70,9 +70,9 @@ def test_a_page_does_not_tell_where_the_images_lie(tmp_path: Path):
 
 @pytest.mark.parametrize(("n", "each"), [(1, (1, 0)), (2, (1, 1)), (5, (2, 2)), (30, (12, 12))])
 def test_no_image_is_shown_twice(tmp_path: Path, n: int, each: tuple[int, int]):
-    found = shown(write_gallery(photos(n), torch.arange(n), tmp_path / "g.html"))
-    assert (len(found["most uncertain"]), len(found.get("most certain", []))) == each
-    listed = [name for names in found.values() for name in names]
+    result = shown(write_gallery(photos(n), torch.arange(n), tmp_path / "g.html"))
+    assert (len(result["most uncertain"]), len(result.get("most certain", []))) == each
+    listed = [name for names in result.values() for name in names]
     assert len(set(listed)) == len(listed)
 
 
@@ -142,9 +142,9 @@ def page(tmp_path: Path) -> Path:
 
 
 def test_cards_it_is_whole(page: Path) -> None:
-    found = read(page)
-    assert found.open == []
-    text = " ".join(found.text)
+    result = read(page)
+    assert result.open == []
+    text = " ".join(result.text)
     for part in (
         "Three cats",
         "They differ.",
@@ -157,8 +157,8 @@ def test_cards_it_is_whole(page: Path) -> None:
         "Higher always means",
     ):
         assert part in text
-    assert found.all("html") == [{"lang": "en"}]
-    assert len(found.all("article")) == 3
+    assert result.all("html") == [{"lang": "en"}]
+    assert len(result.all("article")) == 3
 
 
 def test_cards_stand_in_order_with_shares(page: Path) -> None:
@@ -169,8 +169,8 @@ def test_cards_stand_in_order_with_shares(page: Path) -> None:
 
 
 def test_cards_nothing_comes_from_outside(page: Path) -> None:
-    found = read(page)
-    sources = [value for _, attributes in found.tags for key, value in attributes.items() if key in ("src", "href")]
+    result = read(page)
+    sources = [value for _, attributes in result.tags for key, value in attributes.items() if key in ("src", "href")]
     assert len(sources) == 3
     assert all(value is not None and value.startswith("data:image/jpeg;base64,") for value in sources)
     text = re.sub(r'src="data:[^"]*"', "", page.read_text(encoding="utf-8"))
@@ -182,9 +182,9 @@ def test_cards_nothing_comes_from_outside(page: Path) -> None:
 
 
 def test_cards_pictures_have_texts_and_choices_have_names(page: Path) -> None:
-    found = read(page)
-    assert [attributes["alt"] for attributes in found.all("img")] == ["a cat, blur 2"] * 3
-    radios = [attributes for attributes in found.all("input") if attributes["type"] == "radio"]
+    result = read(page)
+    assert [attributes["alt"] for attributes in result.all("img")] == ["a cat, blur 2"] * 3
+    radios = [attributes for attributes in result.all("input") if attributes["type"] == "radio"]
     assert [(one["name"], one["value"]) for one in radios] == [
         ("order", "0"),
         ("order", "1"),
@@ -201,24 +201,24 @@ def test_cards_everything_is_escaped(tmp_path: Path) -> None:
     path = write_cards(
         tmp_path / "page.html", EVIL, [evil, card(0.0)], lead=EVIL, facts=[EVIL], about={EVIL: EVIL}, summary=summary
     )
-    found = read(path)
-    assert len(found.all("script")) == 1
-    assert found.open == []
-    assert found.all("img")[0]["alt"] == EVIL
+    result = read(path)
+    assert len(result.all("script")) == 1
+    assert result.open == []
+    assert result.all("img")[0]["alt"] == EVIL
     assert 'alert("' not in path.read_text(encoding="utf-8")
 
 
 def test_cards_one_group_needs_no_filter_and_one_card_no_span(tmp_path: Path) -> None:
-    found = read(write_cards(tmp_path / "page.html", "One", [card(-0.001)], lead=""))
-    assert all(attributes.get("name") != "group" for attributes in found.all("input"))
-    assert "0.00" in " ".join(found.text)
-    assert "\N{MINUS SIGN}0.00" not in " ".join(found.text)
+    result = read(write_cards(tmp_path / "page.html", "One", [card(-0.001)], lead=""))
+    assert all(attributes.get("name") != "group" for attributes in result.all("input"))
+    assert "0.00" in " ".join(result.text)
+    assert "\N{MINUS SIGN}0.00" not in " ".join(result.text)
 
 
 def test_cards_one_score_needs_no_choice_of_an_order(tmp_path: Path) -> None:
     cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", group, {"head": 1.0}) for group in ("one", "two")]
-    found = read(write_cards(tmp_path / "page.html", "One", cards, lead=""))
-    names = [attributes["name"] for attributes in found.all("input")]
+    result = read(write_cards(tmp_path / "page.html", "One", cards, lead=""))
+    names = [attributes["name"] for attributes in result.all("input")]
     assert names == ["group", "group", "group", "flip"]
 
 

@@ -31,16 +31,16 @@ def without(monkeypatch, package: str) -> None:
 
 def test_uncertain_images_are_larger_and_more_transparent():
     u = np.random.default_rng(0).gamma(1.0, size=60)
-    found = Map.of(images(), u)
+    result = Map.of(images(), u)
     order = np.argsort(u)
-    assert (np.diff(found.radius[order]) >= 0).all()
-    assert (np.diff(found.opacity[order]) <= 0).all()
-    assert (found.radius.min(), found.radius.max()) == (1, 4)
-    assert found.opacity.min() == pytest.approx(0.2)
+    assert (np.diff(result.radius[order]) >= 0).all()
+    assert (np.diff(result.opacity[order]) <= 0).all()
+    assert (result.radius.min(), result.radius.max()) == (1, 4)
+    assert result.opacity.min() == pytest.approx(0.2)
     # Between the ends it is linear: (u - low) / (high - low), 2 % and 98 % quantiles.
     low, high = np.quantile(u, (0.02, 0.98))
     middle = order[30]
-    assert found.radius[middle] == pytest.approx(1 + 3 * (u[middle] - low) / (high - low))
+    assert result.radius[middle] == pytest.approx(1 + 3 * (u[middle] - low) / (high - low))
 
 
 def test_a_map_is_shown_in_one_line():
@@ -48,13 +48,13 @@ def test_a_map_is_shown_in_one_line():
 
 
 def test_a_map_sums_itself_up_and_hands_out_every_point():
-    found = Map.of(images(), Entropy(), most=30)
-    low, high = np.quantile(found.u, (0.02, 0.98))
+    result = Map.of(images(), Entropy(), most=30)
+    low, high = np.quantile(result.u, (0.02, 0.98))
     summary = {"name": "table in memory", "images": 60, "method": "tsne", "score": "entropy", "shown": 30}
-    assert found.to_dict() == {**summary, "u": {"low": pytest.approx(low), "high": pytest.approx(high)}}
-    assert len(found.to_pandas()) == 30
-    assert len(found.lines()) == 1 + 10
-    assert "and 20 more" in str(found)
+    assert result.to_dict() == {**summary, "u": {"low": pytest.approx(low), "high": pytest.approx(high)}}
+    assert len(result.to_pandas()) == 30
+    assert len(result.lines()) == 1 + 10
+    assert "and 20 more" in str(result)
 
 
 def test_equal_uncertainties_are_all_small_and_a_single_high_one_stands_out():
@@ -115,9 +115,9 @@ def test_umap_repeats_itself_and_keeps_classes_together():
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_principal_components_are_scikit_learns(offset):
     feature = images(50).feature.double() + offset
-    found = principal_components(Table(feature=feature), 4)
+    result = principal_components(Table(feature=feature), 4)
     theirs = PCA(4, svd_solver="full").fit_transform(feature.numpy())
-    np.testing.assert_allclose(abs(found), abs(theirs), atol=1e-6)
+    np.testing.assert_allclose(abs(result), abs(theirs), atol=1e-6)
 
 
 def test_wide_features_have_the_same_components_without_their_covariance(monkeypatch):
@@ -126,16 +126,16 @@ def test_wide_features_have_the_same_components_without_their_covariance(monkeyp
     monkeypatch.setattr("dubito.report.map._WIDE", 4)
     np.testing.assert_allclose(principal_components(table, 3), exact, atol=1e-6)
     wide = Table(feature=torch.randn(7, 60_000, generator=torch.Generator().manual_seed(0)))
-    found = principal_components(wide, 6)  # 60,000 x 60,000 numbers would be 29 GB
+    result = principal_components(wide, 6)  # 60,000 x 60,000 numbers would be 29 GB
     apart = torch.cdist(wide.feature.double(), wide.feature.double()).numpy()
-    np.testing.assert_allclose(np.linalg.norm(found[:, None] - found[None], axis=-1), apart, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(result[:, None] - result[None], axis=-1), apart, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 20])
 def test_few_points_have_a_place(n):
-    found = Map.of(images(n), [0.1] * n, perplexity=30.0)
-    assert found.points.shape == (n, 2)
-    assert np.isfinite(found.points).all()
+    result = Map.of(images(n), [0.1] * n, perplexity=30.0)
+    assert result.points.shape == (n, 2)
+    assert np.isfinite(result.points).all()
 
 
 def test_features_that_are_all_alike_or_one_wide():
@@ -152,12 +152,12 @@ def test_features_that_are_all_alike_or_one_wide():
 def test_a_large_table_is_drawn_from():
     table = images(90, id=[f"i{i}" for i in range(90)])
     u = np.arange(90.0)
-    found = Map.of(table, u, most=30)
-    assert (len(found), found.images) == (30, 90)
-    assert (np.diff(found.rows) > 0).all()
-    assert found.u.tolist() == u[found.rows].tolist()
-    assert found.ids == [f"i{row}" for row in found.rows]
-    assert found.labels == [str(row % 3) for row in found.rows]
+    result = Map.of(table, u, most=30)
+    assert (len(result), result.images) == (30, 90)
+    assert (np.diff(result.rows) > 0).all()
+    assert result.u.tolist() == u[result.rows].tolist()
+    assert result.ids == [f"i{row}" for row in result.rows]
+    assert result.labels == [str(row % 3) for row in result.rows]
 
 
 def test_the_uncertainty_has_its_name():
@@ -166,9 +166,9 @@ def test_the_uncertainty_has_its_name():
 
 
 def test_names_of_classes_are_shown():
-    found = Map.of(images(9, classes=["ant", "bee", "cat"]), [0.0] * 9)
-    assert found.labels == ["ant", "bee", "cat"] * 3
-    assert found.predictions == found.labels
+    result = Map.of(images(9, classes=["ant", "bee", "cat"]), [0.0] * 9)
+    assert result.labels == ["ant", "bee", "cat"] * 3
+    assert result.predictions == result.labels
     own = Map.of(images(9, classes=["ant", "bee", "cat"], label_space="own"), [0.0] * 9)
     assert own.labels == ["0", "1", "2"] * 3
     names = {"label_space": "own", "label_names": ["dry", "wet", "ice"]}

@@ -35,8 +35,8 @@ SIGHT = {
 
 
 def linear(shade: str) -> np.ndarray:
-    given = np.array([int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    return np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
+    original = np.array([int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(original <= 0.04045, original / 12.92, ((original + 0.055) / 1.055) ** 2.4)
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
@@ -73,20 +73,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(page: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    result = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert result
+    return json.loads(result[1])
 
 
 def test_the_page_holds_every_point_and_loads_nothing(tmp_path, folder):
-    found = a_map()
-    page = write_map_page(found, tmp_path / "sub" / "map.html", images=folder).read_text()
+    result = a_map()
+    page = write_map_page(result, tmp_path / "sub" / "map.html", images=folder).read_text()
     data = data_of(page)
-    assert data["id"] == found.ids
-    assert data["u"] == pytest.approx(found.u.tolist())
+    assert data["id"] == result.ids
+    assert data["u"] == pytest.approx(result.u.tolist())
     assert data["radius"] == [5, 20]  # few images: the smallest circle has 5 pixels, the largest four times as many
     assert data["opacity"] == [0.9, 0.2]
-    assert data["share"] == pytest.approx(found.share, abs=1e-3)
+    assert data["share"] == pytest.approx(result.share, abs=1e-3)
     for axis in ("x", "y"):
         assert min(data[axis]) >= 0
         assert max(data[axis]) <= 1
@@ -102,11 +102,11 @@ def test_the_page_holds_every_point_and_loads_nothing(tmp_path, folder):
 
 
 def test_names_that_utf8_cannot_write_are_shown_as_far_as_it_goes(tmp_path):
-    found = a_map(ids=["a\udcff.png"] * 8, labels=["b\udcff"] * 8, name="c\udcff")
-    page = write_map_page(found, tmp_path / "map.html").read_text()
+    result = a_map(ids=["a\udcff.png"] * 8, labels=["b\udcff"] * 8, name="c\udcff")
+    page = write_map_page(result, tmp_path / "map.html").read_text()
     assert '<th scope="row">a?.png</th>' in page
     assert data_of(page)["id"][0] == "a\udcff.png"
-    assert map_figure(found).legends[1].get_texts()[0].get_text() == "b?"
+    assert map_figure(result).legends[1].get_texts()[0].get_text() == "b?"
 
 
 def test_names_stay_text(tmp_path):
@@ -159,9 +159,9 @@ def test_colours_can_be_told_apart(sight):
 
 
 def test_the_key_shows_what_sizes_and_opacities_stand_for(tmp_path):
-    found = a_map(101, u=np.arange(101) / 100)
-    assert size_key(found) == [(0, "≤ 0.02"), (0.25, "0.26"), (0.5, "0.5"), (0.75, "0.74"), (1, "≥ 0.98")]
-    page = write_map_page(found, tmp_path / "map.html").read_text()
+    result = a_map(101, u=np.arange(101) / 100)
+    assert size_key(result) == [(0, "≤ 0.02"), (0.25, "0.26"), (0.5, "0.5"), (0.75, "0.74"), (1, "≥ 0.98")]
+    page = write_map_page(result, tmp_path / "map.html").read_text()
     assert "<li>" in page
     assert re.findall(r"--d:[\d.]+px;opacity:[\d.]+", page)[::4] == [
         "--d:10.0px;opacity:0.900",
@@ -182,19 +182,19 @@ def test_a_map_without_labels_or_of_one_point(tmp_path):
 
 
 def test_the_figure_draws_sizes_and_opacities(tmp_path):
-    found = a_map()
-    panel = map_figure(found).axes[0]
+    result = a_map()
+    panel = map_figure(result).axes[0]
     dots = panel.collections[0]
     sizes, colours = dots.get_sizes(), dots.get_facecolors()
     assert len(sizes) == 8
     # The most uncertain first: large and transparent below small and opaque.
     assert (np.diff(sizes) <= 0).all()
     assert (np.diff(colours[:, 3]) >= 0).all()
-    sizes_key, classes = map_figure(found).legends
-    assert [text.get_text() for text in sizes_key.get_texts()] == [text for _, text in size_key(found)]
+    sizes_key, classes = map_figure(result).legends
+    assert [text.get_text() for text in sizes_key.get_texts()] == [text for _, text in size_key(result)]
     assert [text.get_text() for text in classes.get_texts()] == ["class 0", "class 1"]
     with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; got 'prediction'"):
-        map_figure(found, colour="prediction")
+        map_figure(result, colour="prediction")
 
 
 def test_the_figure_names_what_has_no_colour_of_its_own():
@@ -206,8 +206,8 @@ def test_the_figure_names_what_has_no_colour_of_its_own():
 def test_draw_map_writes_both(tmp_path):
     draw = torch.Generator().manual_seed(0)
     table = Table(feature=torch.randn(20, 4, generator=draw), name="some/photos")
-    found = draw_map(table, np.arange(20.0), to=tmp_path / "a" / "map.html", png=tmp_path / "b" / "map.png", seed=3)
-    assert len(found) == 20
+    result = draw_map(table, np.arange(20.0), to=tmp_path / "a" / "map.html", png=tmp_path / "b" / "map.png", seed=3)
+    assert len(result) == 20
     assert "photos" in (tmp_path / "a" / "map.html").read_text()
     with Image.open(tmp_path / "b" / "map.png") as picture:
         assert picture.width > 500
@@ -231,7 +231,7 @@ def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, m
     monkeypatch.setattr(Map, "of", None)  # a layout would fail with something else
     table = Table(feature=torch.zeros(3, 2), id=["0.png", "1.png", "x"])
     strange = Table(feature=torch.zeros(3, 2), id=["x", "y", "z"])
-    for given, wrong, words in (
+    for original, wrong, words in (
         (table, {"png": tmp_path / "map.xyz"}, r"png must end in one of .*; got '.*map.xyz'. Name it map.png"),
         (table, {"to": tmp_path}, "to must be a file; '.*' is a folder"),
         (
@@ -246,7 +246,7 @@ def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, m
         (strange, {"to": tmp_path / "a.html", "images": folder}, "such as '0.png'; got 'x' and others"),
     ):
         with pytest.raises((ArtefactError, ValueRangeError, TableError), match=words):
-            draw_map(given, [0.0] * 3, **wrong)
+            draw_map(original, [0.0] * 3, **wrong)
     assert not list(tmp_path.iterdir())
 
 

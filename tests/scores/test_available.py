@@ -31,28 +31,28 @@ def truncated() -> Table:
 
 
 def test_all_that_the_columns_allow_and_reasons_for_the_others():
-    found = available_scores(images(80))
-    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(found.scores)
-    assert found.left_out["neighbours"] == "it learns from feature: give other in-distribution images to fit on"
-    assert set(found.unfitted) == LEARNED
-    assert found.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
-    assert {"regrad", "mutual_information", "perturbation_variance"} <= set(found.not_extracted)
-    assert found.left_out["head"].startswith("no head here was trained for the model")
-    assert not found.fit_seconds
+    result = available_scores(images(80))
+    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(result.scores)
+    assert result.left_out["neighbours"] == "it learns from feature: give other in-distribution images to fit on"
+    assert set(result.unfitted) == LEARNED
+    assert result.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
+    assert {"regrad", "mutual_information", "perturbation_variance"} <= set(result.not_extracted)
+    assert result.left_out["head"].startswith("no head here was trained for the model")
+    assert not result.fit_seconds
 
 
 def test_those_that_learn_are_fitted():
-    found = available_scores(images(80), images(80, 1))
-    assert set(found.scores) >= LEARNED
-    assert set(found.fit_seconds) == LEARNED
-    assert all(score.is_fitted for score in found.scores.values())
+    result = available_scores(images(80), images(80, 1))
+    assert set(result.scores) >= LEARNED
+    assert set(result.fit_seconds) == LEARNED
+    assert all(score.is_fitted for score in result.scores.values())
 
 
 def test_a_column_of_the_model_itself_that_is_missing_is_worth_a_note():
-    found = available_scores(Table(logit=[[1.0, 0.0]]), head=False)
-    assert "head" not in found.left_out
-    assert "grad_norm" in found.left_out
-    assert "grad_norm" not in found.not_extracted
+    result = available_scores(Table(logit=[[1.0, 0.0]]), head=False)
+    assert "head" not in result.left_out
+    assert "grad_norm" in result.left_out
+    assert "grad_norm" not in result.not_extracted
 
 
 def test_the_density_suits_the_table_unless_it_was_asked_for():
@@ -75,24 +75,24 @@ def test_a_score_of_members_for_each_ensemble():
     assert one["mutual_information"] == MutualInformation(of="members")
     assert not any(":" in name for name in one)
     both = images(40, members_logit=members(40), dropout_logit=members(40, 2))
-    found = available_scores(both).scores
-    assert found["mutual_information:dropout"] == MutualInformation(of="dropout")
+    result = available_scores(both).scores
+    assert result["mutual_information:dropout"] == MutualInformation(of="dropout")
     chosen = available_scores(both, settings={"mutual_information": {"of": "dropout"}}).scores
     assert chosen["mutual_information"] == MutualInformation(of="dropout")
     assert "mutual_information:members" not in chosen
 
 
 def test_one_member_is_refused_when_it_is_scored():
-    found = available_scores(images(5, members_logit=members(5, 1)))
+    result = available_scores(images(5, members_logit=members(5, 1)))
     with pytest.raises(TableError, match="has one member"):
-        found.scores["mutual_information"].score(images(5, members_logit=members(5, 1)))
+        result.scores["mutual_information"].score(images(5, members_logit=members(5, 1)))
 
 
 def test_a_truncated_gradient_is_left_out_unless_named():
     table = truncated()
-    found = available_scores(table)
-    assert "has 1 of 3 layers" in found.left_out["regrad"]
-    assert "regrad" not in found.not_extracted
+    result = available_scores(table)
+    assert "has 1 of 3 layers" in result.left_out["regrad"]
+    assert "regrad" not in result.not_extracted
     kept = available_scores(table, names=["regrad"], settings={"regrad": {"layers": "kept"}}).scores
     assert kept == {"regrad": REGrad(layers="kept")}
     with pytest.raises(TableError, match="has 1 of 3 layers"):
@@ -108,8 +108,8 @@ def test_what_was_asked_for_and_cannot_be_made_is_an_error():
 
 
 def test_scores_are_comparable_where_both_tables_have_the_same_columns():
-    few, many = (Provenance(probes={"dropout": {"settings": {"passes": n}}}) for n in (10, 20))
-    here = Table(dropout_logit=members(3), provenance=few, name="here")
+    subset, many = (Provenance(probes={"dropout": {"settings": {"passes": n}}}) for n in (10, 20))
+    here = Table(dropout_logit=members(3), provenance=subset, name="here")
     there = Table(dropout_logit=members(3), provenance=many, name="there")
     for score in (MutualInformation(of="dropout"), Temperature(score_of=MutualInformation(of="dropout"))):
         assert why_not_comparable(score, here, here) is None

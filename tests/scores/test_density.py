@@ -99,9 +99,9 @@ def test_the_number_of_components():
 
 
 def test_as_many_components_as_rows():
-    few = data(12)
+    subset = data(12)
     score = Density(components=12, start="free", covariance="tied", regularisation=0.1, max_iterations=3)
-    assert bool(score.fit(few).score(few).isfinite().all())
+    assert bool(score.fit(subset).score(subset).isfinite().all())
 
 
 def test_rows_that_are_all_the_same():
@@ -118,12 +118,12 @@ def test_a_class_with_one_example(covariance):
     label = train.label.clone()
     label[0] = 9
     train = train.extended(label=label)
-    said = (
+    message = (
         r"^density\.fit: a class with a single row gets a Gaussian without variance but the regularisation, 1e-05, "
         r"which knows no other image; table in memory has 1 of that kind \(label 9\)\. Fit on more images of them, or "
         r"choose covariance='tied'\.$"
     )
-    with contextlib.nullcontext() if covariance == "tied" else pytest.warns(DubitoWarning, match=said):
+    with contextlib.nullcontext() if covariance == "tied" else pytest.warns(DubitoWarning, match=message):
         score = Density(covariance=covariance, max_iterations=0).fit(train)
     assert score.weights_.tolist() == pytest.approx([19 / 60, 20 / 60, 20 / 60, 1 / 60])
     assert torch.allclose(score.means_[3], train.feature[0].double())
@@ -146,10 +146,10 @@ def test_a_feature_that_never_varied():
 
 
 def test_fewer_rows_than_features():
-    few = data(12, d=40)
-    assert bool(Density().fit(few).score(few).isfinite().all())
+    subset = data(12, d=40)
+    assert bool(Density().fit(subset).score(subset).isfinite().all())
     with pytest.raises(ValueRangeError, match="there are fewer rows than features"):
-        Density(regularisation=0.0).fit(few)
+        Density(regularisation=0.0).fit(subset)
 
 
 def test_the_logarithm():
@@ -267,7 +267,7 @@ def test_far_is_more_uncertain():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"regularisation": -1.0}, "regularisation must be a number, at least 0; got -1.0."),
         ({"regularisation": float("nan")}, "regularisation must be a number, at least 0; got nan."),
@@ -276,10 +276,10 @@ def test_far_is_more_uncertain():
         ({"memory": 0.0}, "memory must be a number, above 0; got 0.0. It is in gigabytes."),
     ],
 )
-def test_settings_that_cannot_be(settings, said):
+def test_settings_that_cannot_be(settings, message):
     with pytest.raises(ValueRangeError) as error:
         Density(**settings)
-    assert str(error.value) == f"density: {said}"
+    assert str(error.value) == f"density: {message}"
 
 
 def test_features_of_another_width():
@@ -316,9 +316,9 @@ def with_before(n: int = 300, seed: int = 0) -> Table:
 def test_before_the_non_linearity_it_is_the_density_of_that_column():
     train, rows = with_before(), with_before(50, seed=1)
     plain = Density().fit(Table(feature=train.whole("pre_activation"), label=train.label))
-    found = Density(nonlinearity="before").fit(train)
-    assert torch.equal(found.score(rows), plain.score(Table(feature=rows.whole("pre_activation"))))
-    assert not torch.equal(found.score(rows), Density().fit(train).score(rows))
+    result = Density(nonlinearity="before").fit(train)
+    assert torch.equal(result.score(rows), plain.score(Table(feature=rows.whole("pre_activation"))))
+    assert not torch.equal(result.score(rows), Density().fit(train).score(rows))
 
 
 def test_before_needs_its_column_and_says_who_writes_it():

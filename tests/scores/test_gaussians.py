@@ -80,7 +80,7 @@ def test_one_gaussian_by_hand():
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_the_closed_form_is_the_mean_and_covariance_of_each_class(covariance):
     z, label = clusters(90)
-    found = dense(closed(z, label, covariance, regularisation=0.25))
+    result = dense(closed(z, label, covariance, regularisation=0.25))
     each = [np.cov(z[label == c].numpy().T, bias=True) for c in range(3)]
     for c in range(3):
         expected = {
@@ -89,7 +89,7 @@ def test_the_closed_form_is_the_mean_and_covariance_of_each_class(covariance):
             "diagonal": np.diag(np.diag(each[c])),
             "spherical": np.eye(6) * np.trace(each[c]) / 6,
         }[covariance]
-        assert found[c] == pytest.approx(expected + 0.25 * np.eye(6), rel=1e-9, abs=1e-12)
+        assert result[c] == pytest.approx(expected + 0.25 * np.eye(6), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -211,8 +211,8 @@ def test_the_factor_of_a_singular_covariance():
 def test_kmeans_finds_clusters_and_obeys_its_seed():
     z, label = clusters(300, apart=20.0)
     centres = kmeans(z.float(), 3, seed=1)
-    found = squared_distances(z, centres).argmin(1)
-    assert all(len(found[label == c].unique()) == 1 for c in range(3))
-    assert len(found.unique()) == 3
+    result = squared_distances(z, centres).argmin(1)
+    assert all(len(result[label == c].unique()) == 1 for c in range(3))
+    assert len(result.unique()) == 3
     assert torch.equal(kmeans(z.float(), 3, seed=1), centres)
-    assert torch.allclose(centres, torch.stack([z[found == c].mean(0) for c in range(3)]), rtol=1e-5)
+    assert torch.allclose(centres, torch.stack([z[result == c].mean(0) for c in range(3)]), rtol=1e-5)

@@ -52,8 +52,8 @@ def test_of_a_network_by_its_jacobian(weighting):
     with torch.no_grad():
         feature, logit = net[:2](x), net(x)
     table = Table(**{f"gradient{suffix}": column}, feature=feature, logit=logit)
-    found = REGrad(weighting, beta=3.0).score(table)
-    torch.testing.assert_close(found, column @ torch.tensor([math.exp(-1.5), 1.0], dtype=torch.float64))
+    result = REGrad(weighting, beta=3.0).score(table)
+    torch.testing.assert_close(result, column @ torch.tensor([math.exp(-1.5), 1.0], dtype=torch.float64))
     # The last layer alone is the closed form.
     last = REGrad(weighting, layers=(0.0, 1.0)).score(table)
     torch.testing.assert_close(last, LastLayerGradient(weighting).score(table), rtol=1e-12, atol=0)
@@ -65,16 +65,16 @@ def norms(net, x, weighting):
     weights = {name: weight.detach() for name, weight in net.named_parameters()}
     jacobian = jacrev(lambda w: functional_call(net, w, (x,)).log_softmax(-1))(weights)
     p = net(x).softmax(-1).detach()
-    found = []
+    result = []
     for layer in ("0", "2"):
         grads = torch.cat([jacobian[f"{layer}.weight"].flatten(1), jacobian[f"{layer}.bias"]], 1)
         if weighting == "fisher":
-            found.append(sum(p[y] * grads[y].square().sum() for y in range(len(p))))
+            result.append(sum(p[y] * grads[y].square().sum() for y in range(len(p))))
         elif weighting == "root":
-            found.append(sum(p[y].sqrt() * grads[y].square().sum().sqrt() for y in range(len(p))))
+            result.append(sum(p[y].sqrt() * grads[y].square().sum().sqrt() for y in range(len(p))))
         else:
-            found.append(sum(p[y] * grads[y].abs().sum() for y in range(len(p))))
-    return found
+            result.append(sum(p[y] * grads[y].abs().sum() for y in range(len(p))))
+    return result
 
 
 def test_what_is_not_a_number_counts_even_where_its_layer_does_not():
@@ -225,8 +225,8 @@ def test_weights_that_cannot_be(bad):
 
 
 def test_names_that_are_not_there():
-    said = r"regrad: layers must be one of exponential, uniform, kept; got 'deep'\."
-    with pytest.raises(ValueRangeError, match=said):
+    message = r"regrad: layers must be one of exponential, uniform, kept; got 'deep'\."
+    with pytest.raises(ValueRangeError, match=message):
         check_layers("deep", "regrad")
     for beta in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueRangeError, match=f"regrad: beta must be a number, at least 0; got {beta}"):

@@ -47,12 +47,12 @@ def weighted(z: torch.Tensor, by: str) -> np.ndarray:
     """Of each input with weights of its own, step by step."""
     z = z.double().numpy()
     size = logsumexp(z, -1) if by == "logsumexp" else z.sum(-1)
-    found = []
+    result = []
     for row, large in zip(z, size, strict=True):
         w, p = np.exp(large) / np.exp(large).sum(), softmax(row, -1)
         mean = sum(w[m] * p[m] for m in range(len(w)))
-        found.append(-(mean * np.log(mean)).sum() + sum(w[m] * (p[m] * np.log(p[m])).sum() for m in range(len(w))))
-    return np.array(found)
+        result.append(-(mean * np.log(mean)).sum() + sum(w[m] * (p[m] * np.log(p[m])).sum() for m in range(len(w))))
+    return np.array(result)
 
 
 def test_by_hand():
@@ -90,8 +90,8 @@ def test_against_numpy():
     }.items():
         np.testing.assert_allclose(kind().score(table).numpy(), expected, rtol=1e-5, atol=1e-7)
     for by in ("logsumexp", "sum"):
-        found = WeightedMutualInformation(by=by).score(table).numpy()
-        np.testing.assert_allclose(found, weighted(z, by), rtol=1e-4, atol=1e-6)
+        result = WeightedMutualInformation(by=by).score(table).numpy()
+        np.testing.assert_allclose(result, weighted(z, by), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -116,10 +116,10 @@ def test_pooled_weights(by):
     mass = np.exp(logsumexp(z, -1) if by == "logsumexp" else z.sum(-1)).sum(0)
     np.testing.assert_allclose(score.weights_.numpy(), mass / mass.sum(), rtol=1e-6)
     probs = test.double().softmax(-1).transpose(0, 1)
-    found = score.score(Table(members_logit=test))
-    torch.testing.assert_close(found, decompose(probs, score.weights_).epistemic, rtol=1e-6, atol=1e-9)
+    result = score.score(Table(members_logit=test))
+    torch.testing.assert_close(result, decompose(probs, score.weights_).epistemic, rtol=1e-6, atol=1e-9)
     # The summary has no pooled weights, and is not read.
-    torch.testing.assert_close(score.score(Table(members=summed_up(train), members_logit=test)), found)
+    torch.testing.assert_close(score.score(Table(members=summed_up(train), members_logit=test)), result)
 
 
 def test_pooled_weights_of_sums_too_large_for_exp():
@@ -150,20 +150,20 @@ def test_blocks_do_not_matter(kind, monkeypatch):
     z = logits(n=23, m=7)
     score = kind() if kind is not WeightedMutualInformation else kind(over="pooled").fit(Table(members_logit=z))
     whole = score.score(Table(members_logit=z.double()))
-    asked = []
+    args = []
 
     class Column:
         shape = tuple(z.shape)
 
         def __getitem__(self, rows):
-            asked.append(len(z[rows]))
+            args.append(len(z[rows]))
             return z[rows].double()
 
     # Of five classes and seven members a row has 5 * (28 + 64) bytes: four rows, and one member at a time.
     monkeypatch.setattr(information, "_BYTES", 4 * 5 * (28 + 64))
-    found = score.score(Table(members_logit=Column()))
-    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-14)
-    assert asked == [4, 4, 4, 4, 4, 3]
+    result = score.score(Table(members_logit=Column()))
+    torch.testing.assert_close(result, whole, rtol=1e-12, atol=1e-14)
+    assert args == [4, 4, 4, 4, 4, 3]
 
 
 def test_memory_is_bounded():
@@ -244,14 +244,14 @@ def test_columns_of_another_shape():
 
 
 def test_what_is_no_setting():
-    for settings, told in (
+    for settings, message in (
         ({"by": "max"}, "by must be one of logsumexp, sum; got 'max'"),
         ({"over": "all"}, "over must"),
     ):
         score = WeightedMutualInformation()
         for name, value in settings.items():
             setattr(score, name, value)
-        with pytest.raises(ValueRangeError, match=f"weighted_mutual_information: {told}"):
+        with pytest.raises(ValueRangeError, match=f"weighted_mutual_information: {message}"):
             score.__post_init__()
 
 
@@ -275,8 +275,8 @@ def test_a_class_that_nobody_predicts():
 
 def test_summary_columns_are_read_by_name_of_field():
     table = Table(members=torch.arange(2.0, 2 + len(SUMMARY))[None])
-    found = {kind.name: kind().score(table).item() for kind in ALL}
-    assert found == {
+    result = {kind.name: kind().score(table).item() for kind in ALL}
+    assert result == {
         "mutual_information": 5.0,
         "weighted_mutual_information": 6.0,
         "expected_entropy": 4.0,
@@ -314,8 +314,8 @@ def test_variance_by_hand():
 def test_variance_as_numpy_has_it():
     z = logits(n=20, c=4)
     expected = z.double().softmax(-1).numpy().var(1).sum(-1)
-    found = PerturbationVariance().score(Table(noise_logit=z))
-    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=0)
+    result = PerturbationVariance().score(Table(noise_logit=z))
+    torch.testing.assert_close(result, torch.from_numpy(expected), rtol=1e-10, atol=0)
 
 
 def test_a_column_of_variances_goes_before_the_logits():
@@ -332,8 +332,8 @@ def test_small_noise_finds_the_gradient_of_the_probabilities():
     columns = Noise(copies, sigma).run(model, x, None)
     jacobians = torch.stack([jacrev(lambda row: net(row).softmax(-1))(row) for row in x])
     expected = sigma**2 * jacobians.detach().square().sum((1, 2)).double()
-    found = PerturbationVariance().score(Table(noise_variance=columns["noise_variance"]))
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0)
+    result = PerturbationVariance().score(Table(noise_variance=columns["noise_variance"]))
+    torch.testing.assert_close(result, expected, rtol=0.1, atol=0)
 
 
 def test_variance_at_a_temperature():

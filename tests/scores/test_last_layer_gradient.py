@@ -26,7 +26,7 @@ def head(c: int = 5, d: int = 4, *, bias: bool = True, n: int = 7):
 
 def by_autograd(layer: nn.Linear, z: torch.Tensor, weighting: str) -> torch.Tensor:
     """One backward pass for every class and every row."""
-    found = []
+    result = []
     for row in z:
         p = layer(row).softmax(-1).detach()
         total = 0.0
@@ -35,28 +35,28 @@ def by_autograd(layer: nn.Linear, z: torch.Tensor, weighting: str) -> torch.Tens
             flat = torch.cat([grad.flatten() for grad in grads])
             norm = {"fisher": flat.norm() ** 2, "root": flat.norm(), "expected_l1": flat.abs().sum()}[weighting]
             total = total + (p[y].sqrt() if weighting == "root" else p[y]) * norm
-        found.append(total)
-    return torch.stack(found)
+        result.append(total)
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_against_autograd(weighting, bias):
     layer, z, logits = head(bias=bias)
-    found = last_layer_gradient(z, logits, weighting, bias=bias)
-    torch.testing.assert_close(found, by_autograd(layer, z, weighting), rtol=1e-12, atol=0)
-    assert not torch.allclose(found, last_layer_gradient(z, logits, weighting, bias=not bias))
+    result = last_layer_gradient(z, logits, weighting, bias=bias)
+    torch.testing.assert_close(result, by_autograd(layer, z, weighting), rtol=1e-12, atol=0)
+    assert not torch.allclose(result, last_layer_gradient(z, logits, weighting, bias=not bias))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_grad_norm_against_autograd(bias):
     layer, z, logits = head(bias=bias)
-    found = []
+    result = []
     for row in z:
         uniform = torch.full((5,), 0.2, dtype=torch.float64)
         loss = F.kl_div(layer(row).log_softmax(-1), uniform, reduction="sum")
-        found.append(sum(grad.abs().sum() for grad in torch.autograd.grad(loss, list(layer.parameters()))))
-    torch.testing.assert_close(grad_norm(z, logits, bias=bias), torch.stack(found), rtol=1e-12, atol=0)
+        result.append(sum(grad.abs().sum() for grad in torch.autograd.grad(loss, list(layer.parameters()))))
+    torch.testing.assert_close(grad_norm(z, logits, bias=bias), torch.stack(result), rtol=1e-12, atol=0)
     # The paper's loss is the cross-entropy with a uniform target, whose gradient is the same.
     loss = sum(F.cross_entropy(layer(z[0])[None], torch.tensor([y])) for y in range(5)) / 5
     (weight, *_) = torch.autograd.grad(loss, list(layer.parameters()))
@@ -94,24 +94,24 @@ def test_confident_rows_keep_their_order(weighting):
     # 1 - p is exp(-gap): below 1e-16 a subtraction from one would give zero, and all these rows would tie.
     gap = torch.arange(30.0, 600.0, 30.0, dtype=torch.float64)
     logits = torch.stack([gap, torch.zeros_like(gap)], 1)
-    found = last_layer_gradient(torch.ones(len(gap), 1), logits, weighting)
-    rate = -found.log().diff() / 30
+    result = last_layer_gradient(torch.ones(len(gap), 1), logits, weighting)
+    rate = -result.log().diff() / 30
     # p = exp(-gap): 2 p, and for root sqrt(2) p + sqrt(2 p), whose second term is the larger
     assert rate.tolist() == pytest.approx([0.5 if weighting == "root" else 1.0] * len(rate), rel=1e-6)
     twice = {"fisher": 2 * 2, "expected_l1": 2 * 2 * 2, "root": math.sqrt(2) * math.sqrt(2)}[weighting]
     exact = twice * torch.exp(-gap * (0.5 if weighting == "root" else 1.0))
-    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(result, exact, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_ties_and_symmetry(weighting):
     z = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
     logits = torch.tensor([[2.0, 2.0, -1.0], [0.0, 0.0, 0.0], [-1.0, 2.0, 2.0], [7.0, 7.0, 7.0]])
-    found = last_layer_gradient(z, logits, weighting)
-    torch.testing.assert_close(found[:2], found[2:], rtol=1e-12, atol=0)  # classes have no order, logits no zero
+    result = last_layer_gradient(z, logits, weighting)
+    torch.testing.assert_close(result[:2], result[2:], rtol=1e-12, atol=0)  # classes have no order, logits no zero
     norm = z[1].double().abs().sum() + 1 if weighting == "expected_l1" else z[1].double().square().sum() + 1
     of_class = {"fisher": 2 / 3, "expected_l1": 4 / 3, "root": 3 * math.sqrt(2 / 9)}[weighting]
-    assert float(found[1]) == pytest.approx(of_class * float(norm.sqrt() if weighting == "root" else norm))
+    assert float(result[1]) == pytest.approx(of_class * float(norm.sqrt() if weighting == "root" else norm))
     assert float(grad_norm(z, logits)[1]) == pytest.approx(0, abs=1e-12)
 
 

@@ -74,9 +74,9 @@ def test_fit_finds_the_weights():
 def test_features_that_never_vary_get_no_weight():
     train, weights = table()
     dead = Table(feature=torch.cat([train.feature, torch.full((200, 1), 2.0)], dim=1), logit=train.logit)
-    found = MentalModel().fit(dead).weights_
-    assert torch.allclose(found[:, :6], weights, atol=1e-9)
-    assert found[:, 6].abs().max().item() < 1e-9
+    result = MentalModel().fit(dead).weights_
+    assert torch.allclose(result[:, :6], weights, atol=1e-9)
+    assert result[:, 6].abs().max().item() < 1e-9
 
 
 def test_logits_that_are_not_linear_are_refused():

@@ -67,7 +67,7 @@ def test_an_unknown_setting():
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("original", "result"),
     [
         (Entropy(), {"entropy": Entropy()}),
         ("entropy", {"entropy": Entropy()}),
@@ -80,12 +80,12 @@ def test_an_unknown_setting():
         ([], {}),
     ],
 )
-def test_what_a_user_gives_as_scores_by_name(given, found):
-    assert list(by_name(given, by="x").items()) == list(found.items())
+def test_what_a_user_gives_as_scores_by_name(original, result):
+    assert list(by_name(original, by="x").items()) == list(result.items())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("original", "message"),
     [
         (
             [ScaledEntropy(0.1), Entropy(), ScaledEntropy(0.2)],
@@ -98,18 +98,18 @@ def test_what_a_user_gives_as_scores_by_name(given, found):
         (None, "got NoneType"),
     ],
 )
-def test_what_is_no_score(given, said):
-    with pytest.raises(TableError, match=said):
-        by_name(given, by="x")
+def test_what_is_no_score(original, message):
+    with pytest.raises(TableError, match=message):
+        by_name(original, by="x")
     with pytest.raises(ValueRangeError, match=r"got 'entropi'\. Did you mean entropy\?"):
         by_name(["entropi"], by="x")
 
 
 def test_arrays_where_only_scores_will_do():
     assert by_name({"e": "entropy"}, by="x", arrays=False) == {"e": Entropy()}
-    for given in ({"mine": [0.1, 0.2]}, [[0.1, 0.2]]):
+    for value in ({"mine": [0.1, 0.2]}, [[0.1, 0.2]]):
         with pytest.raises(TableError, match=r"names of them; got list\. Leave them out for all that there are\."):
-            by_name(given, by="x", arrays=False)
+            by_name(value, by="x", arrays=False)
 
 
 @pytest.fixture
@@ -185,16 +185,19 @@ def test_a_state_cut_short(saved):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"score": "oracle"}, r"\(format 1, score oracle\)"),
         ({"score": ["neighbours"]}, r"\(format 1, score \['neighbours'\]\)"),
         ({"format": 2}, r"\(format 2, score neighbours\)"),
     ],
 )
-def test_a_kind_from_elsewhere(saved, changes, said):
+def test_a_kind_from_elsewhere(saved, changes, message):
     rewrite(saved, **changes)
-    with pytest.raises(ArtefactError, match=rf"is of a kind that this dubito does not know {said}\. Update dubito, or save the score again\."):
+    with pytest.raises(
+        ArtefactError,
+        match=rf"is of a kind that this dubito does not know {message}\. Update dubito, or save the score again\.",
+    ):
         load_score(saved)
 
 
@@ -205,7 +208,7 @@ def test_a_description_that_is_no_description(saved):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"settings": {"k": 2, "colour": "red"}}, "colour"),
         ({"settings": None}, ""),
@@ -214,10 +217,10 @@ def test_a_description_that_is_no_description(saved):
         ({"learned": 3}, ""),
     ],
 )
-def test_contents_that_make_no_score(saved, changes, said):
+def test_contents_that_make_no_score(saved, changes, message):
     rewrite(saved, **changes)
     with pytest.raises(
-        ArtefactError, match=rf"saved score in '.*score' cannot be read \(.*{said}.*\)\. Save it again\."
+        ArtefactError, match=rf"saved score in '.*score' cannot be read \(.*{message}.*\)\. Save it again\."
     ):
         load_score(saved)
 

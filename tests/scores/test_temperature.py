@@ -44,10 +44,10 @@ def loss(table: Table, temperature: float) -> float:
 
 
 def reference(table: Table) -> float:
-    found = minimize_scalar(
+    result = minimize_scalar(
         lambda b: loss(table, math.exp(-b)), bounds=(-6, 6), method="bounded", options={"xatol": 1e-10}
     )
-    return math.exp(-found.x)
+    return math.exp(-result.x)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def reference(table: Table) -> float:
     ids=["calibrated", "over-confident", "under-confident", "saturated", "three rows"],
 )
 def test_against_scipy(table):
-    found = fit_temperature(table)
-    assert found == pytest.approx(reference(table), rel=1e-4)
-    assert loss(table, found) <= loss(table, reference(table)) + 1e-12
+    result = fit_temperature(table)
+    assert result == pytest.approx(reference(table), rel=1e-4)
+    assert loss(table, result) <= loss(table, reference(table)) + 1e-12
 
 
 def test_by_hand():
@@ -157,7 +157,7 @@ def test_any_softmax_score_on_top(inner):
 
 
 @pytest.mark.parametrize(
-    ("inner", "said"),
+    ("inner", "message"),
     [
         (Neighbours(), "neighbours reads feature and learns bank_"),
         (Temperature(), "temperature reads logit and learns temperature_"),
@@ -165,9 +165,9 @@ def test_any_softmax_score_on_top(inner):
         (WeightedMutualInformation(over="pooled"), "weighted_.* reads members_logit and learns weights_"),
     ],
 )
-def test_only_softmax_scores_on_top(inner, said):
+def test_only_softmax_scores_on_top(inner, message):
     expected = r"temperature: score_of must read logits alone, or an ensemble, and learn nothing; "
-    with pytest.raises(TableError, match=rf"{expected}{said}\. Use one of the softmax family; .* over='input'"):
+    with pytest.raises(TableError, match=rf"{expected}{message}\. Use one of the softmax family; .* over='input'"):
         Temperature(inner)
 
 
@@ -185,9 +185,9 @@ def test_a_score_of_logits_of_a_users_own_on_top():
 
 def test_calibration_makes_the_loss_no_worse():
     table = times(calibrated(2000), 6.0)
-    found = fit_temperature(table)
-    assert loss(table, found) < loss(table, 1.0)
-    assert found > 1  # over-confident
+    result = fit_temperature(table)
+    assert loss(table, result) < loss(table, 1.0)
+    assert result > 1  # over-confident
 
 
 def with_tiles(table: Table, seed: int = 1) -> Table:

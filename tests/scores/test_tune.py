@@ -163,13 +163,13 @@ def test_a_search_before_the_non_linearity_ends_with_a_density_that_reads_there(
         return Table(feature=before.relu(), pre_activation=before)
 
     grid = {"covariance": ("full", "diagonal"), "components": (1,), "space": ("z",), "neurons": (None,)}
-    found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").score
-    assert found.nonlinearity == "before"
-    assert found.width_ == 3
-    assert found.neurons_.tolist() == [0, 1]
-    narrow = replace(found, nonlinearity="after").fit(Table(feature=signed(0).column("pre_activation")[:][:, :2]))
+    result = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").score
+    assert result.nonlinearity == "before"
+    assert result.width_ == 3
+    assert result.neurons_.tolist() == [0, 1]
+    narrow = replace(result, nonlinearity="after").fit(Table(feature=signed(0).column("pre_activation")[:][:, :2]))
     assert torch.equal(
-        found.score(signed(2)), narrow.score(Table(feature=signed(2).column("pre_activation")[:][:, :2]))
+        result.score(signed(2)), narrow.score(Table(feature=signed(2).column("pre_activation")[:][:, :2]))
     )
 
 
@@ -201,22 +201,22 @@ def random(n: int, seed: int = 0) -> Table:
 def test_by_hand():
     # The layers contradict each other: alike they cancel, and the deeper is right. With all rows equal, each coverage
     # has the mean error 1/2; in the right order errors are 0, 0, 1/3, 2/4, the mean of which is 5/24.
-    found = tune_regrad(table(gradient=[FALLING, RISING]), betas=(0.0, 4.0))
-    assert found.score == REGrad(beta=4.0)
-    assert [(row["beta"], row["chosen"], row["error"]) for row in found.tried] == [
+    result = tune_regrad(table(gradient=[FALLING, RISING]), betas=(0.0, 4.0))
+    assert result.score == REGrad(beta=4.0)
+    assert [(row["beta"], row["chosen"], row["error"]) for row in result.tried] == [
         (4.0, True, None),
         (0.0, False, None),
     ]
-    assert [row["aurc"] for row in found.tried] == pytest.approx([5 / 24, 1 / 2])
-    assert [row["gap_to_best"] for row in found.tried] == pytest.approx([0, 7 / 24])
-    assert found.tried[0]["standard_error"] == 0
-    assert {(row["column"], row["copies"], row["sigma"]) for row in found.tried} == {("gradient", None, None)}
+    assert [row["aurc"] for row in result.tried] == pytest.approx([5 / 24, 1 / 2])
+    assert [row["gap_to_best"] for row in result.tried] == pytest.approx([0, 7 / 24])
+    assert result.tried[0]["standard_error"] == 0
+    assert {(row["column"], row["copies"], row["sigma"]) for row in result.tried} == {("gradient", None, None)}
 
 
 def test_the_rule_step_by_step():
     many = random(80)
     betas, resamples, seed = (0.0, 1.0, 4.0, 16.0), 300, 5
-    found = tune_regrad(many, betas=betas, resamples=resamples, seed=seed)
+    result = tune_regrad(many, betas=betas, resamples=resamples, seed=seed)
     wrong = (many.logit.argmax(1) != many.label).numpy()
     scores = [REGrad(beta=beta).score(many).numpy() for beta in betas]
     areas = [aurc(u, wrong) for u in scores]
@@ -225,13 +225,13 @@ def test_the_rule_step_by_step():
     draws = [rng.integers(80, size=80) for _ in range(resamples)]
     for u, area, beta in zip(scores, areas, betas, strict=True):
         gaps = [aurc(u[rows], wrong[rows]) - aurc(scores[best][rows], wrong[rows]) for rows in draws]
-        (row,) = (row for row in found.tried if row["beta"] == beta)
+        (row,) = (row for row in result.tried if row["beta"] == beta)
         assert row["aurc"] == pytest.approx(area)
         assert row["standard_error"] == pytest.approx(np.std(gaps, ddof=1))
         if area - areas[best] <= np.std(gaps, ddof=1):
             good.append(beta)
-    assert found.score.beta == min(good)
-    assert [row["aurc"] for row in found.tried] == sorted(areas)
+    assert result.score.beta == min(good)
+    assert [row["aurc"] for row in result.tried] == sorted(areas)
     assert betas[best] != min(good)  # else this would not tell the rule from the best alone
 
 
@@ -261,8 +261,8 @@ def test_what_is_better_is_worth_its_copies():
     probes = {"plain": probe(1), "noisy": probe(1, copies=8, sigma=0.1)}
     wrong = [0] * 20 + [1] * 20
     good = [[float(row) for row in range(40)]]
-    found = tune_regrad(table(wrong, probes, plain=[good[0][::-1]], noisy=good), ["plain", "noisy"])
-    assert (found.score.of, found.score.beta) == ("noisy", 0.0)  # with one layer, all betas are alike
+    result = tune_regrad(table(wrong, probes, plain=[good[0][::-1]], noisy=good), ["plain", "noisy"])
+    assert (result.score.of, result.score.beta) == ("noisy", 0.0)  # with one layer, all betas are alike
     assert tune_regrad(table(wrong, probes, plain=good, noisy=[good[0][::-1]]), ["plain", "noisy"]).score.of == "plain"
 
 
@@ -277,11 +277,11 @@ def test_weightings_are_other_columns():
 
 def test_a_truncated_column_allows_its_own_betas():
     cut = table(probes={"gradient": probe(2, 4, beta=8.0, tolerance=0.02)}, gradient=[FALLING, RISING])
-    found = tune_regrad(cut, betas=(1.0, 8.0, 16.0))
-    assert found.score.beta == 8.0
-    assert [row["beta"] for row in found.tried] == [8.0, 16.0, 1.0]
-    assert found.tried[2]["aurc"] is None
-    assert "with beta=1 a layer that was left out has weight 0.61" in found.tried[2]["error"]
+    result = tune_regrad(cut, betas=(1.0, 8.0, 16.0))
+    assert result.score.beta == 8.0
+    assert [row["beta"] for row in result.tried] == [8.0, 16.0, 1.0]
+    assert result.tried[2]["aurc"] is None
+    assert "with beta=1 a layer that was left out has weight 0.61" in result.tried[2]["error"]
     with pytest.raises(TableError, match=r"^tune_regrad: none of 6 candidates can be computed\. The first: regrad"):
         tune_regrad(table(probes={"gradient": probe(2, 4, last=2)}, gradient=[FALLING, RISING]))
 
@@ -304,11 +304,11 @@ def test_the_same_seed_chooses_the_same():
 
 
 def test_rows_that_cannot_tell():
-    for wrong, said in (
+    for wrong, output in (
         ([0, 0, 0], "right on all 3 images of table in memory, so all candidates have the same AURC"),
         ([1, 1], "wrong on all 2"),
     ):
-        with pytest.raises(TableError, match=f"tune_regrad: the model is {said}"):
+        with pytest.raises(TableError, match=f"tune_regrad: the model is {output}"):
             tune_regrad(table(wrong, gradient=[RISING[: len(wrong)]]))
     with pytest.raises(TableError, match="tune_regrad needs labelled rows; table in memory has none"):
         tune_regrad(table(gradient=[RISING]).rows(slice(0, 0)))
@@ -316,11 +316,11 @@ def test_rows_that_cannot_tell():
         tune_regrad(table(gradient=[RISING]).select("logit", "gradient"))
     with pytest.raises(MissingColumnError, match="tune_regrad needs column 'mine'"):
         tune_regrad(table(gradient=[RISING]), ["gradient", "mine"])
-    foreign = Table(logit=torch.eye(2), label=[0, 1], gradient=torch.ones(2, 1), label_space="own")
+    other = Table(logit=torch.eye(2), label=[0, 1], gradient=torch.ones(2, 1), label_space="own")
     with pytest.raises(
         TableError, match="needs labels of the model's own classes; those of table in memory are another"
     ):
-        tune_regrad(foreign)
+        tune_regrad(other)
     with pytest.raises(TableError, match="labels of table in memory must be classes from 0 to 1; got 0 to 5"):
         tune_regrad(Table(logit=torch.eye(2), label=[0, 5], gradient=torch.ones(2, 1)))
     with pytest.raises(ValueRangeError, match=r"regrad\.score of table in memory: 1 of 4 values are NaN"):

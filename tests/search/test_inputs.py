@@ -67,13 +67,13 @@ from .world import D, N, table
 )
 def test_wrong_questions(items, queries, ask, error, text):
     index = SafeIndex.build(items["feature"], items["u"])
-    asked = {"queries": queries["feature"], "uncertainty": queries["u"], "k": 3} | ask
+    requested = {"queries": queries["feature"], "uncertainty": queries["u"], "k": 3} | ask
     with pytest.raises(error, match=text):
-        index.search(**asked)
+        index.search(**requested)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("original", "error", "text"),
     [
         ({"ids": ["a", "a"]}, TableError, "ids must be unique; got 'a' twice. Nothing was changed"),
         (
@@ -106,10 +106,10 @@ def test_wrong_questions(items, queries, ask, error, text):
         ),
     ],
 )
-def test_wrong_items(items, given, error, text):
+def test_wrong_items(items, original, error, text):
     index = SafeIndex.build(items["feature"], items["u"])
     with pytest.raises(error, match=text):
-        index.add(**({"items": np.ones((2, 8)), "uncertainty": [0.1, 0.2]} | given))
+        index.add(**({"items": np.ones((2, 8)), "uncertainty": [0.1, 0.2]} | original))
     assert len(index) == N
 
 
@@ -149,8 +149,8 @@ def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
     index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)
     with pytest.raises(TableError, match="needs the class of every query, true or predicted; got no labels"):
         index.search(queries["feature"], queries["u"])
-    found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.overall)
-    assert found.refused.tolist() == (queries["u"] > index.thresholds.overall).tolist()
+    result = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.overall)
+    assert result.refused.tolist() == (queries["u"] > index.thresholds.overall).tolist()
 
 
 def test_a_number_must_mean_one_class(tmp_path):

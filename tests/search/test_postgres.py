@@ -48,8 +48,8 @@ def both(server: Any, name: str, **settings: Any) -> tuple[SafeIndex, SafeIndex]
 )
 def test_it_answers_as_the_memory_does(server, name, settings):
     memory, remote = both(server, name, **settings)
-    asked = data(1, 25)
-    ask = {"queries": asked["feature"], "uncertainty": asked["u"], "k": 6, "labels": asked["label"], "sets": True}
+    queries = data(1, 25)
+    ask = {"queries": queries["feature"], "uncertainty": queries["u"], "k": 6, "labels": queries["label"], "sets": True}
     one, two = memory.search(**ask), remote.search(**ask)
     assert two.ids.tolist() == one.ids.tolist()
     np.testing.assert_allclose(two.similarities, one.similarities, atol=1e-6)
@@ -74,16 +74,16 @@ def test_quantiles_of_round_numbers_are_those_of_the_memory(server, name):
 
 def test_items_come_and_go_as_in_memory(server, name):
     memory, remote = both(server, name, per_class=True)
-    more, asked = data(2, 50), data(1, 25)
+    more, queries = data(2, 50), data(1, 25)
     for index in (memory, remote):
         index.remove(["3", "77", "199"])
         index.add(more["feature"], more["u"], ids=[f"m{row}" for row in range(50)], labels=more["label"])
-    ask = (asked["feature"], asked["u"])
-    one, two = (index.search(*ask, k=5, labels=asked["label"]) for index in (memory, remote))
+    ask = (queries["feature"], queries["u"])
+    one, two = (index.search(*ask, k=5, labels=queries["label"]) for index in (memory, remote))
     assert two.ids.tolist() == one.ids.tolist()
     assert ("3" in remote, "m49" in remote, len(remote)) == (False, True, 247)
     again = SafeIndex.on_server(server.dsn, table=name)  # another process would see the same
-    assert again.search(*ask, k=5, labels=asked["label"]).ids.tolist() == one.ids.tolist()
+    assert again.search(*ask, k=5, labels=queries["label"]).ids.tolist() == one.ids.tolist()
     assert (again.rule, again.width) == (memory.rule, D)
     remote.remove([*(str(row) for row in range(200) if row not in (3, 77, 199)), *(f"m{row}" for row in range(50))])
     with pytest.raises(TableError, match="the index is empty"):
@@ -95,15 +95,15 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
     approximation = remote.approximate(effort=20)
     assert (approximation.kind, approximation.queries) == ("hnsw", 20)
     assert approximation.recall > 0.95
-    asked = data(1, 25)
-    one, two = (index.search(asked["feature"], np.zeros(25), k=10) for index in (memory, remote))
+    queries = data(1, 25)
+    one, two = (index.search(queries["feature"], np.zeros(25), k=10) for index in (memory, remote))
     assert (one.exact, two.exact) == (True, False)
     assert np.mean(one.ids == two.ids) > 0.95
     remote.add(data(3, 10)["feature"], data(3, 10)["u"], ids=[f"n{i}" for i in range(10)], labels=[0] * 10)
-    assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
+    assert not remote.search(queries["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
     remote.backend.approximation = None
     assert remote.backend.approximation is None
-    assert remote.search(asked["feature"], np.zeros(25), k=10).exact
+    assert remote.search(queries["feature"], np.zeros(25), k=10).exact
     with pytest.raises(ValueRangeError, match="a server supports 'hnsw' for vectors of up to 2000 numbers; got 'IVF4'"):
         remote.approximate("IVF4")
     with pytest.raises(ValueRangeError, match=r"effort must be a whole number, at least 1; got 0\. Leave it out"):
@@ -127,12 +127,12 @@ def test_a_query_that_hnsw_gives_up_on_is_compared_with_all(server, name, monkey
         cursor.execute("SET LOCAL hnsw.max_scan_tuples = 1")
 
     monkeypatch.setattr(postgres_module, "set_planner", impatient)
-    asked = data(1, 25)["feature"]
-    one, two = (index.search(asked, np.zeros(25), k=20) for index in (memory, remote))  # all that is kept
+    queries = data(1, 25)["feature"]
+    one, two = (index.search(queries, np.zeros(25), k=20) for index in (memory, remote))  # all that is kept
     assert two.ids.tolist() == one.ids.tolist()
 
 
-def test_an_old_pgvector_is_told(server, name, monkeypatch):
+def test_an_old_pgvector_is_reported(server, name, monkeypatch):
     _, remote = both(server, name)
     monkeypatch.setattr(postgres_module, "_OLDEST_HNSW", (99, 1))
     with pytest.raises(ServerError, match=r"requires pgvector 99.1 or later; the server has 0\.\d.*"):
@@ -205,11 +205,11 @@ def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
             unit = (more["feature"][rows] / np.linalg.norm(more["feature"][rows], axis=1)[:, None]).astype(np.float32)
             yield [f"c{row}" for row in range(start, start + 1000)], unit, more["u"][rows], more["label"][rows]
 
-    with pytest.raises(ServerError) as told:
+    with pytest.raises(ServerError) as caught:
         remote.backend.add(blocks(), 20_000, Origin())
-    assert "SafeIndex.add: the server of 'postgres' at" in str(told.value)
-    assert "It was one transaction, so nothing was applied, and what was there before is safe" in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "SafeIndex.add: the server of 'postgres' at" in str(caught.value)
+    assert "It was one transaction, so nothing was applied, and what was there before is safe" in str(caught.value)
+    assert "secret" not in str(caught.value)
     with pytest.raises(
         ServerError, match=r"cannot be reached or went away .* Nothing was changed. Check that it runs and"
     ):
@@ -223,12 +223,12 @@ def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
 def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
     psycopg = pytest.importorskip("psycopg")
     memory, remote = both(server, name)
-    asked = data(1, 5)
+    queries = data(1, 5)
     errors: list[BaseException] = []
 
     def search() -> None:
         try:
-            remote.search(asked["feature"], asked["u"], k=3)
+            remote.search(queries["feature"], queries["u"], k=3)
         except ServerError as error:
             errors.append(error)
 
@@ -250,8 +250,8 @@ def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
     assert "SafeIndex.search: the server of 'postgres' at" in str(error)
     assert "Nothing was changed. Check that it runs and call again: the next call reconnects." in str(error)
     server.start()
-    expected = memory.search(asked["feature"], asked["u"], k=3)
-    assert remote.search(asked["feature"], asked["u"], k=3).ids.tolist() == expected.ids.tolist()
+    expected = memory.search(queries["feature"], queries["u"], k=3)
+    assert remote.search(queries["feature"], queries["u"], k=3).ids.tolist() == expected.ids.tolist()
 
 
 def test_a_server_that_goes_while_it_confirms(server, name):
@@ -293,12 +293,12 @@ def test_two_writers_wait_for_each_other(server, name):
 
 def test_threads_share_an_index(server, name):
     memory, remote = both(server, name)
-    asked = data(1, 10)
-    expected = memory.search(asked["feature"], asked["u"], k=3).ids.tolist()
+    queries = data(1, 10)
+    expected = memory.search(queries["feature"], queries["u"], k=3).ids.tolist()
 
     def search(_: int) -> None:
         for _ in range(5):
-            assert remote.search(asked["feature"], asked["u"], k=3).ids.tolist() == expected
+            assert remote.search(queries["feature"], queries["u"], k=3).ids.tolist() == expected
 
     together(search, 4)
 
@@ -328,12 +328,12 @@ def test_who_may_only_read_can_search(server, name):
         other.execute("CREATE DATABASE bare")
     dsn = server.dsn.replace("user=postgres", "user=reader")
     reader = SafeIndex.on_server(dsn, table=name)
-    asked = data(1, 5)
-    expected = memory.search(asked["feature"], asked["u"], k=3, sets=True)
-    found = reader.search(asked["feature"], asked["u"], k=3, sets=True)
-    assert found.ids.tolist() == expected.ids.tolist()
+    queries = data(1, 5)
+    expected = memory.search(queries["feature"], queries["u"], k=3, sets=True)
+    result = reader.search(queries["feature"], queries["u"], k=3, sets=True)
+    assert result.ids.tolist() == expected.ids.tolist()
     with pytest.raises(ServerError, match=r"refused \(permission denied for table .*Nothing was changed"):
-        reader.add(asked["feature"], asked["u"], ids=list("abcde"), labels=asked["label"])
+        reader.add(queries["feature"], queries["u"], ids=list("abcde"), labels=queries["label"])
     with pytest.raises(ServerError, match=r"'bare' at .* has no pgvector, and it cannot be enabled .*CREATE EXTENSION"):
         SafeIndex.on_server(dsn.replace("dbname=postgres", "dbname=bare"), table=name, width=D)
 
@@ -408,15 +408,15 @@ def test_a_damaged_rule_is_refused(server, name):
 
 
 def test_dsns_that_lead_nowhere(server):
-    with pytest.raises(ServerError, match="the dsn cannot be read") as told:
+    with pytest.raises(ServerError, match="the dsn cannot be read") as caught:
         SafeIndex.on_server("password=hidden nonsense", table="x", width=2)
-    assert "hidden" not in str(told.value)
-    with pytest.raises(ServerError, match="'nowhere' at /no/such/place cannot be reached") as told:
+    assert "hidden" not in str(caught.value)
+    with pytest.raises(ServerError, match="'nowhere' at /no/such/place cannot be reached") as caught:
         SafeIndex.on_server("host=/no/such/place dbname=nowhere password=hidden", table="x", width=2)
-    assert "hidden" not in str(told.value)
+    assert "hidden" not in str(caught.value)
 
 
-def test_without_the_packages_the_pip_line_is_told(monkeypatch):
+def test_without_the_packages_the_pip_line_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.delitem(sys.modules, "dubito.search.postgres")
     with pytest.raises(MissingPackageError, match=r"needs psycopg and pgvector .* pip install 'dubito\[server\]'"):

@@ -28,15 +28,15 @@ def test_a_radius_is_the_distance_at_the_same_rank(monkeypatch):
 def test_a_set_is_all_that_lies_within(monkeypatch):
     monkeypatch.setattr("dubito.search.retrieval.REACH", 1)
     index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
-    found = index.search(at(0.5, 0.5, 0.5, 40), [10.0, 30.0, 40.0, 40.0], k=1, sets=True)
-    assert found.sets is not None
-    names = [one.ids for one in found.sets if one is not None]
+    result = index.search(at(0.5, 0.5, 0.5, 40), [10.0, 30.0, 40.0, 40.0], k=1, sets=True)
+    assert result.sets is not None
+    names = [one.ids for one in result.sets if one is not None]
     assert [set(one) for one in names] == [{"0", "1"}, {"0", "1"}, {"0", "1", "2"}, set()]  # 1, 2, 4 and 4 degrees
     assert names[2][2] == "2"
-    assert [one.cut_off for one in found.sets if one] == [False] * 4
-    few = index.search(at(0.5, 0.5), [10.0, 40.0], k=1, sets=True, at_most=2).sets
-    assert few is not None
-    assert [(len(one.ids), one.cut_off) for one in few if one] == [(2, False), (2, True)]
+    assert [one.cut_off for one in result.sets if one] == [False] * 4
+    subset = index.search(at(0.5, 0.5), [10.0, 40.0], k=1, sets=True, at_most=2).sets
+    assert subset is not None
+    assert [(len(one.ids), one.cut_off) for one in subset if one] == [(2, False), (2, True)]
 
 
 def test_sets_grow_with_uncertainty_and_hold_about_ten():

@@ -17,9 +17,9 @@ from dubito.search import Rule, Thresholds
 def test_at_least_the_share_is_kept_and_no_more_than_needed(quantile, threshold):
     u = np.random.default_rng(0).permutation(np.arange(1.0, 11.0))  # 1, 2, ..., 10
     rule = Rule(quantile)
-    found = rule.thresholds(u, None)
-    assert found == Thresholds(threshold)
-    assert rule.keeps(u, None, found).sum() == threshold  # as many as the threshold says: they are 1 to 10
+    result = rule.thresholds(u, None)
+    assert result == Thresholds(threshold)
+    assert rule.keeps(u, None, result).sum() == threshold  # as many as the threshold says: they are 1 to 10
 
 
 def test_it_is_the_inverted_distribution_of_numpy():
@@ -39,11 +39,11 @@ def test_classes_have_their_own():
     u = np.array([1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0])
     labels = np.array([7, 7, 7, 7, 2, 2, 2, 2])
     rule = Rule(0.75, per_class=True)
-    found = rule.thresholds(u, labels)
-    assert found == Thresholds(20.0, {2: 30.0, 7: 3.0})
-    assert rule.keeps(u, labels, found).tolist() == [True, True, True, False] * 2
-    assert found.of(2, np.array([7, 2])).tolist() == [3.0, 30.0]
-    assert Thresholds.from_json(json.loads(json.dumps(asdict(found)))) == found
+    result = rule.thresholds(u, labels)
+    assert result == Thresholds(20.0, {2: 30.0, 7: 3.0})
+    assert rule.keeps(u, labels, result).tolist() == [True, True, True, False] * 2
+    assert result.of(2, np.array([7, 2])).tolist() == [3.0, 30.0]
+    assert Thresholds.from_json(json.loads(json.dumps(asdict(result)))) == result
 
 
 @pytest.mark.parametrize(

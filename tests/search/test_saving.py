@@ -43,10 +43,10 @@ def test_it_answers_as_before(index, tmp_path, mapped):
     before = index.search(some(1), k=4, sets=True)
     index.save(tmp_path / "a" / "index")
     loaded = SafeIndex.load(tmp_path / "a" / "index", mapped=mapped)
-    found = loaded.search(some(1), k=4, sets=True)
-    assert found.ids.tolist() == before.ids.tolist()
-    assert found.similarities.tobytes() == before.similarities.tobytes()
-    assert found.sets == before.sets
+    result = loaded.search(some(1), k=4, sets=True)
+    assert result.ids.tolist() == before.ids.tolist()
+    assert result.similarities.tobytes() == before.similarities.tobytes()
+    assert result.sets == before.sets
     assert (loaded.rule, loaded.thresholds, loaded.provenance) == (
         index.rule,
         index.thresholds,
@@ -96,8 +96,8 @@ def test_an_approximation_is_kept(index, tmp_path):
     for mapped in (True, False):
         loaded = SafeIndex.load(tmp_path, mapped=mapped)
         assert loaded.backend.approximation == index.backend.approximation
-        found = loaded.search(some(1), k=3)
-        assert (found.exact, found.ids.tolist()) == (False, expected.ids.tolist())
+        result = loaded.search(some(1), k=3)
+        assert (result.exact, result.ids.tolist()) == (False, expected.ids.tolist())
 
 
 def test_an_empty_index_is_an_index(tmp_path):

@@ -34,15 +34,15 @@ def again(x: Tensor, how: str) -> Tensor:
 def test_the_same_images_are_found_in_another_order(how: str, width: int, column: str) -> None:
     x = features(200, 0, width)
     bank = torch.cat([features(150, 1, width), again(x, how)[:50].flip(0)])
-    found = shared_rows(Table(**{column: x}), Table(**{column: bank}))
-    assert found.here.tolist() == list(range(50))
-    assert found.there.tolist() == list(range(199, 149, -1))
+    result = shared_rows(Table(**{column: x}), Table(**{column: bank}))
+    assert result.here.tolist() == list(range(50))
+    assert result.there.tolist() == list(range(199, 149, -1))
 
 
 def test_both_kept_in_half_precision_may_differ_by_a_step() -> None:
     x = features(100, 0)
-    found = shared_rows(Table(feature=x.half()), Table(feature=again(x * (1 + 1e-4), "half").half()))
-    assert len(found.here) == 100
+    result = shared_rows(Table(feature=x.half()), Table(feature=again(x * (1 + 1e-4), "half").half()))
+    assert len(result.here) == 100
 
 
 def test_columns_that_are_seldom_above_zero_may_differ_by_a_step_of_half_precision() -> None:
@@ -76,9 +76,9 @@ def test_few_columns_raise_no_false_alarm(width: int, half: bool) -> None:
 @pytest.mark.parametrize("width", [2, 3, 4, 8])
 def test_in_few_columns_shared_images_are_found_beside_those_that_are_near_by_chance(width: int) -> None:
     x = torch.randn(21_000, width, generator=torch.Generator().manual_seed(0))
-    found = shared_rows(Table(logit=x[:1000]), Table(logit=again(x[800:], "relative")))
-    assert 200 <= len(found.here) < 215
-    assert set(range(800, 1000)) <= set(found.here.tolist())
+    result = shared_rows(Table(logit=x[:1000]), Table(logit=again(x[800:], "relative")))
+    assert 200 <= len(result.here) < 215
+    assert set(range(800, 1000)) <= set(result.here.tolist())
 
 
 def test_constant_zero_and_broken_rows_are_never_the_same() -> None:
@@ -102,14 +102,14 @@ def test_in_blocks_the_same_rows_are_found(sizes: tuple[int, int], monkeypatch: 
     assert whole.here.tolist() == list(range(shared))
     monkeypatch.setattr(_shared, "_AT_ONCE", 8)
     monkeypatch.setattr(_shared, "_BLOCK", 32)
-    found = shared_rows(Table(feature=x), Table(feature=y))
-    assert torch.equal(found.here, whole.here)
-    assert ((found.there == whole.there) | (found.there <= 1)).all()
+    result = shared_rows(Table(feature=x), Table(feature=y))
+    assert torch.equal(result.here, whole.here)
+    assert ((result.there == whole.there) | (result.there <= 1)).all()
 
 
 @pytest.mark.parametrize("larger", ["table", "other"])
 def test_of_the_larger_table_a_block_is_in_memory(larger: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = Table(feature=features(40, 0)), Table(feature=features(500, 1))
+    subset, many = Table(feature=features(40, 0)), Table(feature=features(500, 1))
     searched = []
     nearest_rows = _shared._nearest_rows
 
@@ -120,7 +120,7 @@ def test_of_the_larger_table_a_block_is_in_memory(larger: str, monkeypatch: pyte
     monkeypatch.setattr(_shared, "_nearest_rows", watched)
     monkeypatch.setattr(_shared, "_AT_ONCE", 32)
     monkeypatch.setattr(_shared, "_BLOCK", 64)
-    shared_rows(*((many, few) if larger == "table" else (few, many)))
+    shared_rows(*((many, subset) if larger == "table" else (subset, many)))
     blocks = [64] * 7 + [52]
     assert searched == [(one, 40) if larger == "table" else (40, one) for one in blocks]
 
@@ -142,12 +142,12 @@ def test_logits_are_compared_where_features_have_another_width() -> None:
 def test_ids_only_name_an_example() -> None:
     x = features(3, 0)
     one, other = Table(feature=x, id=["tench/1.jpg", "2", "3"]), Table(feature=x, id=["1.jpg", "2", "3"])
-    found = shared_rows(one, other)
-    assert found.here.tolist() == [0, 1, 2]
-    assert example(one, other, found) == " (such as 'tench/1.jpg', there '1.jpg')"
-    assert example(one, one, found) == " (such as 'tench/1.jpg')"
-    assert example(one, Table(feature=x), found) == " (such as 'tench/1.jpg')"
-    assert example(Table(feature=x), other, found) == ""
+    result = shared_rows(one, other)
+    assert result.here.tolist() == [0, 1, 2]
+    assert example(one, other, result) == " (such as 'tench/1.jpg', there '1.jpg')"
+    assert example(one, one, result) == " (such as 'tench/1.jpg')"
+    assert example(one, Table(feature=x), result) == " (such as 'tench/1.jpg')"
+    assert example(Table(feature=x), other, result) == ""
     assert not len(shared_rows(one, Table(feature=features(3, 1), id=["tench/1.jpg", "2", "3"])).here)
 
 

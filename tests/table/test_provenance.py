@@ -84,7 +84,7 @@ def test_what_differs_is_named():
     )
 
 
-def test_another_activation_under_the_same_tensors_is_told():
+def test_another_activation_under_the_same_tensors_is_reported():
     ours = replace(BACKBONE, operations=["AdaptiveAvgPool2d(output_size=1)", "ReLU"])
     theirs = replace(ours, weights="c" * 32, operations=["AdaptiveAvgPool2d(output_size=1)", "GELU", "Tanh"])
     assert ours.difference(replace(ours, weights="c" * 32)) is None
@@ -109,7 +109,7 @@ def test_operations_that_one_side_does_not_know_are_not_compared():
         assert known.difference(unknown) is None
 
 
-def test_all_reasons_are_told_at_once():
+def test_all_reasons_are_reported_at_once():
     reason = BACKBONE.difference(Provenance())
     assert reason is not None
     assert [part.split(" differ")[0] for part in reason.split("; ")] == [

@@ -74,7 +74,7 @@ def test_array_likes_become_tensors():
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("original", "kept"),
     [
         (torch.float64, torch.float64),
         (torch.float32, torch.float32),
@@ -83,10 +83,10 @@ def test_array_likes_become_tensors():
         (torch.int64, torch.float32),
     ],
 )
-def test_columns_of_the_model_are_float32_or_float64(given, kept):
+def test_columns_of_the_model_are_float32_or_float64(original, kept):
     for column in ("feature", "logit"):
-        assert Table(**{column: torch.ones(2, 3, dtype=given)}).whole(column).dtype == kept
-    assert Table(loss=torch.ones(2, dtype=given)).loss.dtype == kept
+        assert Table(**{column: torch.ones(2, 3, dtype=original)}).whole(column).dtype == kept
+    assert Table(loss=torch.ones(2, dtype=original)).loss.dtype == kept
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
@@ -127,7 +127,7 @@ def test_none_is_no_column():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "message"),
     [
         ("logit", [1.0, 2.0], r"must have 2 axes; got one of shape \(2,\)\. Reshape it to \(n, width\)\."),
         ("feature", np.ones((2, 3, 4)), r"must have 2 axes; got one of shape \(2, 3, 4\)\."),
@@ -137,8 +137,8 @@ def test_none_is_no_column():
         ("anything", 5, r"must have 1 axes; got one of shape \(\)\."),
     ],
 )
-def test_wrong_axes(column, value, said):
-    with pytest.raises(TableError, match=rf"column '{column}' of table in memory {said}"):
+def test_wrong_axes(column, value, message):
+    with pytest.raises(TableError, match=rf"column '{column}' of table in memory {message}"):
         Table(**{column: value})
 
 
@@ -285,7 +285,7 @@ def test_to_tensor_keeps_the_shape_of_a_number():
     assert to_tensor(np.float32(3.0), "x").shape == ()
 
 
-def test_what_is_no_table_is_told():
+def test_what_is_no_table_is_reported():
     check_table(Table(), by="x.fit")
     for path in ("cache/train", Path("cache/train")):
         with pytest.raises(TableError) as error:

@@ -1,4 +1,4 @@
-"""Some rows of a table, and several tables as one: the same as indexing and concatenation, read when asked for."""
+"""Some rows of a table, and several tables as one: the same as indexing and concatenation, read when needed."""
 
 import numpy as np
 import pytest
@@ -100,17 +100,17 @@ def test_caches(cached, rows):
 
 def test_nothing_is_read_before_it_is_asked_for():
     class Column:
-        shape, asked = (5,), 0
+        shape, reads = (5,), 0
 
         def __getitem__(self, rows):
-            self.asked += 1
+            self.reads += 1
             return torch.arange(5.0)[rows]
 
     column = Column()
     table = concat(chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2))
-    assert (table.shape("loss"), column.asked) == ((4,), 0)
+    assert (table.shape("loss"), column.reads) == ((4,), 0)
     assert table.rows([0]).loss.tolist() == [3.0]
-    assert column.asked == 1
+    assert column.reads == 1
 
 
 def test_what_is_known_of_a_table_stays_known():
@@ -173,10 +173,10 @@ def test_what_cannot_be_joined():
     )
 
 
-@pytest.mark.parametrize(("index", "told"), [([0, 5], "0 to 5"), ([-1, 2], "-1 to 2")])
-def test_rows_that_are_not_there(index, told):
+@pytest.mark.parametrize(("index", "message"), [([0, 5], "0 to 5"), ([-1, 2], "-1 to 2")])
+def test_rows_that_are_not_there(index, message):
     refused(
-        f"rows of table in memory must be indices from 0 to 4; got {told}. Choose among its rows.",
+        f"rows of table in memory must be indices from 0 to 4; got {message}. Choose among its rows.",
         table_of(5),
         torch.tensor(index),
         by=chosen_rows,
@@ -230,8 +230,8 @@ def test_an_ensemble_of_tables():
     torch.testing.assert_close(MutualInformation().score(both), decompose(probs).epistemic, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(Entropy().score(both), decompose(probs).total, rtol=1e-5, atol=1e-6)
     accuracy = (probs.mean(0).argmax(1) == tables[0].label).double().mean()
-    found = dubito.evaluate({"mutual_information": MutualInformation()}, both, resamples=5)
-    assert found.model["accuracy"].value == pytest.approx(float(accuracy))
+    result = dubito.evaluate({"mutual_information": MutualInformation()}, both, resamples=5)
+    assert result.model["accuracy"].value == pytest.approx(float(accuracy))
 
 
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(2, 7), [0], [7, 0, 7, 3], [], [-1, 1]])
@@ -249,14 +249,14 @@ def test_an_ensemble_of_caches(cached):
 
 def test_an_ensemble_reads_nothing_before_it_is_asked():
     class Column:
-        shape, asked = (5, 2), 0
+        shape, reads = (5, 2), 0
 
         def __getitem__(self, rows):
-            Column.asked += 1
+            Column.reads += 1
             return torch.zeros(5, 2)[rows]
 
     table = ensemble([Table(logit=Column()), Table(logit=Column())])
-    assert (table.shape("members_logit"), table.shape("logit"), Column.asked) == ((5, 2, 2), (5, 2), 0)
+    assert (table.shape("members_logit"), table.shape("logit"), Column.reads) == ((5, 2, 2), (5, 2), 0)
     assert table.rows([1]).shape("members_logit") == (1, 2, 2)
 
 
@@ -338,13 +338,13 @@ def test_labels_and_names_of_an_ensemble_are_those_of_any_table_that_has_them():
 
 def test_a_first_table_that_says_little_hides_no_difference_between_the_others():
     bare = said_by(0, label=None, id=None)
-    for about, told in (
+    for about, message in (
         ({"id": [f"other/{i}.png" for i in range(8)]}, "same images; row 0 is '0.png' and 'other/0.png'"),
         ({"label": [0, 1, 2, 0, 1, 2, 0, 0]}, "same labels; row 7 is '1' and '0'"),
         ({"label_space": "own"}, "same labels; those of one are the model's classes"),
         ({"classes": ["cat", "owl", "dog"]}, "same classes; class 1 is 'dog' and 'owl'"),
     ):
-        with pytest.raises(TableError, match=f"^ensemble: cache/1 and cache/2 must have the {told}"):
+        with pytest.raises(TableError, match=f"^ensemble: cache/1 and cache/2 must have the {message}"):
             ensemble([bare, said_by(1, classes=["cat", "dog", "owl"]), said_by(2, **about)])
 
 
