@@ -33,6 +33,10 @@ class TableError(DubitoError):
     """Columns that do not fit together, or not what they are used for."""
 
 
+class UnlabelledError(TableError):
+    """Rows to train on have no labels yet: people have to label them."""
+
+
 class MissingColumnError(TableError, AttributeError):
     """A score or metric needs a column that the table does not have."""
 

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from dubito.active import loop
 from dubito.active.batch_bald import batch_bald, member_probabilities
-from dubito.active.labels import UnlabelledError, require_labels
+from dubito.active.labels import require_labels
 from dubito.active.linear import LinearTrainer
 from dubito.active.loop import Acquisition, Picks, Round
 from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, TableError, UnlabelledError, ValueRangeError
 from dubito.evaluate.evaluate import uncertainty
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation

@@ -20,15 +20,11 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from dubito.data.image_set import some
-from dubito.errors import ArtefactError, DubitoWarning, TableError
+from dubito.errors import ArtefactError, DubitoWarning, TableError, UnlabelledError
 from dubito.storage import reading, write_csv
 from dubito.table import Table
 
 _UNLABELLED = ("", "-1", "-1.0")
-
-
-class UnlabelledError(TableError):
-    """Rows to train on have no labels yet: people have to label them."""
 
 
 def add_labels(table: Table, *paths: str | Path, classes: Sequence[str] | None = None) -> Table:
