@@ -361,8 +361,8 @@ def made(model: str, n: int = 8) -> Table:
         (TableError, "needs at least 4 rows; it has 3. Pass train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
         (TableError, "train needs at least 1 row; ", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than table", lambda t: diagnose(t, blobs(9), train=t)),
-        (TableError, r"they come from b \(\w+\) and a", lambda t: diagnose(made("a"), made("b"))),
-        (TableError, r"train .* come from c \(\w+\) and a", lambda t: diagnose(made("a"), blobs(8), train=made("c"))),
+        (TableError, r"from another \(b, not a\): its weights differ", lambda t: diagnose(made("a"), made("b"))),
+        (TableError, r"train .* another \(c, not a\)", lambda t: diagnose(made("a"), blobs(8), train=made("c"))),
         (TableError, "column 'logit' of ood 'ood' .* must be 4 wide", lambda t: diagnose(t, blobs(9, classes=5))),
         (
             MissingColumnError,

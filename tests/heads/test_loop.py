@@ -310,8 +310,9 @@ def test_what_is_missing_or_does_not_fit():
     with pytest.raises(TableError) as error:
         train_head(ours, recipe=SHORT, held_out=theirs)
     assert str(error.value) == (
-        f"head.fit: held_out (theirs) and ours must come from one model with one transform; they come from "
-        f"{theirs.model_id} and {ours.model_id}. Extract both with the same model."
+        "head.fit: held_out (theirs) and ours must come from one model with one transform; the first comes from "
+        "another: its weights differ (bb there, aa here): the backbone was fine-tuned or is another one. Extract both "
+        "with the same model."
     )
 
 

@@ -158,7 +158,7 @@ def _check_classes(index: "dubito.SafeIndex", queries: "dubito.Table") -> None:
     thresholds = index.thresholds
     if thresholds.by_class is None or not index.rule.refuses_queries:
         return
-    if queries.model_id != (index.provenance and index.provenance.model_id):
+    if queries.provenance and index.provenance and queries.provenance.difference(index.provenance):
         return  # of another model, which `search` refuses first
     if "label" not in queries:
         problem, repair = f"{queries.name} has no labels", "Pass a cache with labels (dubito extract --labels FILE)"

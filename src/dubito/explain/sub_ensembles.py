@@ -17,7 +17,7 @@ from dubito.metrics import SUMMARY, balanced_auroc, decompose, partitioned, sub_
 from dubito.metrics.bootstrap import draw_rows
 from dubito.table import Table, settings_difference
 from dubito.types import finite
-from dubito.validate import check_rows
+from dubito.validate import check_rows, check_same_model
 
 BY = "diagnose_ensemble"
 _NEIGHBOURS = "neighbours, in their stored order"
@@ -78,12 +78,12 @@ def check_same(table: Table, ood: Table, of: str, inside: Partitioned, outside: 
         ("partitions", inside.order, outside.order),
         ("sub-ensembles", inside.partitions, outside.partitions),
         ("classes", inside.classes, outside.classes),
-        ("models, in the same order", table.model_id, ood.model_id),
     ):
         if None not in (mine, theirs) and mine != theirs:
             raise TableError(
                 f"{BY}: {outside.name} must have the same {what} as {inside.name}, {mine}; got {theirs}. {repair}"
             )
+    check_same_model(table, {"ood": ood}, by=BY)
     if differing := settings_difference(ood, table, of):
         raise TableError(
             f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "

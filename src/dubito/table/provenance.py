@@ -1,10 +1,10 @@
 """Who made a table: the parts of the model, the task loss, and how each probe was configured.
 
-    model_id = hash of weights, head and transform: scores fitted on one table may score another of the same model_id
+    model_id = hash of weights, head and transform; None where nothing is known of the model
 
 `weights` changes with the class names and settings of timm and torch; `tensors`, a hash of parameters and buffers,
-does not. So two provenances agree where either hash does (`difference`), and a head that travels to a machine
-with other versions still recognises its backbone.
+does not. So two provenances agree where either hash does (`difference`): scores fitted on one table may score another
+that differs in nothing else, and a head that travels to a machine with other versions still recognises its backbone.
 """
 
 import hashlib
@@ -118,7 +118,7 @@ class Provenance:
 def check_provenance(
     one: Provenance | None, other: Provenance | None, *, by: str, of: str, error: type[DubitoError] = TableError
 ) -> None:
-    """Raise where two things come from different models or transforms, as far as that is known.
+    """Raise unless two things come from the same model with the same transform (`difference`), as far as that is known.
 
     Args:
         one: Who made the first.
@@ -127,11 +127,12 @@ def check_provenance(
         of: What the two are, for the message.
         error: What to raise.
     """
-    ids = [made and made.model_id for made in (one, other)]
-    if None not in ids and ids[0] != ids[1]:
-        names = [f"{made.model} ({made.model_id})" if made.model else made.model_id for made in (one, other) if made]
+    if one is None or other is None or None in (one.model_id, other.model_id):
+        return
+    if reason := one.difference(other):
+        names = f" ({one.model}, not {other.model})" if one.model and other.model and one.model != other.model else ""
         raise error(
-            f"{by}: {of} must come from one model with one transform; they come from {names[0]} and {names[1]}. "
+            f"{by}: {of} must come from one model with one transform; the first comes from another{names}: {reason}. "
             f"Extract both with the same model."
         )
 
