@@ -284,7 +284,9 @@ class SavedFolder:
     def part(self, folder: Path, name: Any, *, check: bool = True) -> Path:
         """The path of a part that the description names; its size is checked, and with `check` every byte."""
         if not isinstance(name, str) or not self._is_part(name):
-            raise ArtefactError(f"{self.kind} in '{folder}' names a part {name!r}, which is none. Save it again.")
+            raise ArtefactError(
+                f"{self.kind} in '{folder}' refers to {name!r}, which is not one of its parts. Save it again."
+            )
         path = folder / name
         if not path.exists() or not self.is_whole(path, check=check):
             raise ArtefactError(

@@ -191,7 +191,7 @@ def check_rows(table: Any, *, by: str, least: int = 1, what: str = "table") -> N
     if len(table) < least:
         raise TableError(
             f"{by}: {what} needs at least {least} row{'s' if least > 1 else ''}; {table.name} has {len(table)}. "
-            f"Look at how its rows were chosen."
+            f"Pass a table with more rows."
         )
 
 

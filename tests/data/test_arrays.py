@@ -124,7 +124,9 @@ def test_neither_or_both():
 
 
 def test_ids_of_another_length():
-    with pytest.raises(ImagesError, match="ids of images in memory must be one per image; got 2 ids for 3 images"):
+    with pytest.raises(
+        ImagesError, match=r"ids of images in memory must be one per image; got 2 ids for 3 images. Pass them in"
+    ):
         ArrayImages(images=PIXELS, ids=["a", "b"])
 
 

@@ -57,7 +57,9 @@ def test_duplicate_ids():
 
 
 def test_labels_of_another_length():
-    with pytest.raises(ImagesError, match="labels of blank must be one per image; got 1 labels for 2 images"):
+    with pytest.raises(
+        ImagesError, match=r"labels of blank must be one per image; got 1 labels for 2 images. Pass them in"
+    ):
         Blank("blank", ["a", "b"], torch.tensor([0]))
 
 

@@ -189,10 +189,12 @@ def test_temperatures_by_choice(table):
     study = rejection_study(table, ["tiles_2"], temperatures=(1.0, 2.0, 2), **QUICK)
     assert study.temperatures == (1.0, 2.0)
     assert study.calibrated_on is None
-    with pytest.raises(
-        KeyError, match="no result tiles_3/entropy at T = 1; there are original/entropy, tiles_2/mutual"
-    ):
+    with pytest.raises(ValueRangeError, match=r"one of original/entropy, tiles_2/mutual_.*; got tiles_3/entropy\.$"):
         study.of("tiles_3")
+    with pytest.raises(ValueRangeError, match=r"^RejectionStudy.of: temperature must be one of 1.0, 2.0; got 3.0\.$"):
+        study.of("original", temperature=3.0)
+    with pytest.raises(ValueRangeError, match=r"^RejectionStudy.plot: temperature must be one of 1.0, 2.0; got 3.0\.$"):
+        study.plot(temperature=3.0)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])

@@ -30,11 +30,13 @@ def test_one_known_image_reports_only_above_or_not() -> None:
 
 def test_quantiles_are_few_and_reach_from_end_to_end() -> None:
     values = torch.randperm(5000, generator=torch.Generator().manual_seed(0)).double()
-    grid = quantiles(values)
+    grid = quantiles(values, "u")
     assert (len(grid), float(grid[0]), float(grid[-1])) == (513, 0.0, 4999.0)
-    assert quantiles(torch.tensor([3.0, 1.0, torch.inf]).double()).tolist() == [1.0, 3.0]
-    with pytest.raises(GuardError, match="nothing to rank others by"):
-        quantiles(torch.tensor([torch.inf]).double())
+    assert quantiles(torch.tensor([3.0, 1.0, torch.inf]).double(), "u").tolist() == [1.0, 3.0]
+    with pytest.raises(
+        GuardError, match="score 'u' is infinite for every selection image; there is nothing to rank others by"
+    ):
+        quantiles(torch.tensor([torch.inf]).double(), "u")
 
 
 def two_kinds(n: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -50,7 +52,7 @@ def test_scores_that_find_different_errors_are_combined() -> None:
     result = choose(values, wrong)
     assert set(result.weights) == {"one", "two"}
     assert result.weights["one"] == pytest.approx(result.weights["two"], rel=0.3)
-    reference_quantiles = {name: quantiles(torch.from_numpy(u)) for name, u in values.items()}
+    reference_quantiles = {name: quantiles(torch.from_numpy(u), name) for name, u in values.items()}
     new, new_wrong = two_kinds(4000, seed=1)
     u = result.of({name: torch.from_numpy(v) for name, v in new.items()}, reference_quantiles)
     assert aurc(u, new_wrong) < 0.8 * min(aurc(v, new_wrong) for v in new.values())

@@ -93,7 +93,7 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     others = (MaxProbability(), GradNorm(), Mahalanobis().fit(table), MentalModel().fit(table), Neighbours().fit(table))
     guard.selection.scores |= {score.name: score for score in others}
     guard.selection.reference_quantiles = {
-        name: quantiles(score.score(table)) for name, score in guard.selection.scores.items()
+        name: quantiles(score.score(table), name) for name, score in guard.selection.scores.items()
     }
     guard.selection.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
     guard.threshold = guard.threshold._replace(value=0.5)

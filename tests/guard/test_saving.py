@@ -82,8 +82,8 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         (changed(format=9), "must be of format 3; got 9"),
         (changed(parts="parts-1-00000000"), "is not the part that guard.json was written with"),
-        (changed(parts=None), "names a part None, which is none"),
-        (changed(parts="../elsewhere"), "names a part '../elsewhere', which is none"),
+        (changed(parts=None), "refers to None, which is not one of its parts"),
+        (changed(parts="../elsewhere"), "refers to '../elsewhere', which is not one of its parts"),
         (changed(threshold={"value": float("inf"), "accepted": 1, "errors": 0, "of": 1}), "cannot be read"),
         (changed(guarantee={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be read"),
         (changed(weights={"other": 1.0}), "lacks the score 'other'"),

@@ -61,7 +61,7 @@ def test_given_scores_learn_as_copies() -> None:
     assert len(result["near"].bank_) == 50
     # A temperature is learned from the images at hand, not from those that the others learn from.
     assert result["t"].temperature_ == Temperature().fit(table).temperature_
-    with pytest.raises(GuardError, match="score 'near' is not fitted, and there is nothing to learn from"):
+    with pytest.raises(GuardError, match=r"guard.fit: score 'near' is not fitted, and there is nothing to learn from"):
         fitted_scores({"near": Neighbours()}, table, None)
 
 
@@ -80,7 +80,9 @@ def test_by_default_all_that_columns_allow() -> None:
     assert all(score.is_fitted for score in result.values())
     right = blobs(100).extended(label=blobs(100).logit.argmax(1))
     assert "temperature" not in fitted_scores(None, right, None)[0]  # no best one where all is right
-    with pytest.raises(GuardError, match="no score can be computed from table in memory, which has label"):
+    with pytest.raises(
+        GuardError, match=r"from table in memory, which has label\. Extract logits, or pass scores=\[...\]"
+    ):
         fitted_scores(None, Table(label=[0, 1]), None)
 
 

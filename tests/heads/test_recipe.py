@@ -155,8 +155,11 @@ def test_part_of_the_settings_is_enough():
         ({"dropout": 1.0}, "recipe: dropout must be a number in [0, 1); got 1.0."),
         ({"mix": 1.5}, "recipe: mix must be a number in [0, 1]; got 1.5."),
         ({"mix": math.nan}, "recipe: mix must be a number in [0, 1]; got nan."),
-        ({"betas": (0.9, 1.0)}, "recipe: betas must be two numbers from 0 to below 1; got (0.9, 1.0)."),
-        ({"betas": (0.9,)}, "recipe: betas must be two numbers from 0 to below 1; got (0.9,)."),
+        (
+            {"betas": (0.9, 1.0)},
+            "recipe: betas must be two numbers from 0 to below 1; got (0.9, 1.0). Pass betas=(0.8, 0.95).",
+        ),
+        ({"betas": (0.9,)}, "recipe: betas must be two numbers from 0 to below 1; got (0.9,). Pass betas=(0.8, 0.95)."),
     ],
 )
 def test_what_it_refuses(settings, text):
@@ -166,7 +169,7 @@ def test_what_it_refuses(settings, text):
 
 
 def test_what_is_no_recipe():
-    with pytest.raises(ValueRangeError, match=r"^recipe must be a dubito.heads.Recipe; got list.$"):
+    with pytest.raises(ValueRangeError, match=r"^recipe must be a dubito.heads.Recipe; got list. Pass Recipe\(...\).$"):
         as_recipe([1])
     with pytest.raises(
         ValueRangeError, match=r"^recipe: a setting must be one of loss, margin, leeway, .*; got 'speed'\."

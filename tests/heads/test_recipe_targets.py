@@ -236,7 +236,7 @@ def test_too_few_rows(rows):
         Table(loss=[1.0][:rows]),
         Recipe(),
         TableError,
-        f"head.fit: table needs at least 2 rows; table in memory has {rows}. Look at how its rows were chosen.",
+        f"head.fit: table needs at least 2 rows; table in memory has {rows}. Pass a table with more rows.",
     )
 
 

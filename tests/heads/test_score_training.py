@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dubito import metrics
-from dubito.errors import ArtefactError, DubitoError, ValueRangeError
+from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads import Recipe, loop
 from dubito.heads.checkpoint import read_config
 from dubito.heads.score import Training, train
@@ -217,9 +217,10 @@ def test_what_the_config_says(tmp_path):
 
 @pytest.mark.parametrize("seeds", [(), (1, 1)])
 def test_seeds_without_meaning(seeds):
-    with pytest.raises(DubitoError) as error:
+    with pytest.raises(ValueRangeError) as error:
         train(table_of(), seeds=seeds)
-    assert str(error.value) == f"train: seeds must be at least one, all different; got {list(seeds)}."
+    expected = f"at least one whole number, all different; got {list(seeds)}. Pass seeds=[1, 2, 3]."
+    assert str(error.value) == f"train: seeds must be {expected}"
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
@@ -253,4 +254,8 @@ def test_learning_curves_of_all_seeds():
     assert (ax.get_ylabel(), ax.get_legend()) == ("training loss", None)
     assert training.plot(ax, figure="order") is ax
     assert ax.get_ylabel() == "held-out order"
+    with pytest.raises(ValueRangeError, match=r"^Training.plot: figure must be one of r_auroc, order, loss; got 'x'\."):
+        training.plot(figure="x")
+    with pytest.raises(ValueRangeError, match=r"figure must be one of loss; got 'order'\."):  # nothing was held out
+        alone.plot(figure="order")
     plt.close(ax.figure)

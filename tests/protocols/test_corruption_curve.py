@@ -205,15 +205,24 @@ def test_plot_draws_one_score_over_severity(run, axes):
         result.plot(score="margin")
 
 
+def test_a_curve_that_was_not_run(run):
+    _, result = run
+    message = "CorruptionCurves.curve: corruption must be one of blur, box; got 'noise'"
+    with pytest.raises(ValueRangeError, match=message):
+        result.curve("noise", "entropy")
+    with pytest.raises(ValueRangeError, match="score must be one of flatness, entropy; got 'margin'"):
+        result.curve("box", "margin")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"corruptions": ("fog",)}, r"corruptions must be a list of blur, box, zoom, noise, .* got \('fog',\)"),
+        ({"corruptions": ("blur", "fog")}, r"^corruption_curve: corruption must be one of blur, box, .*; got 'fog'"),
         ({"corruptions": "blur"}, "got 'blur'"),
-        ({"corruptions": ()}, "corruptions must be a list"),
-        ({"severities": (0,)}, "severities at least two, rising, from 0 to 5"),
-        ({"severities": (2, 1)}, "severities at least two, rising"),
-        ({"severities": (0, 6)}, r"from 0 to 5; got .* and \(0, 6\)"),
+        ({"corruptions": ()}, r"corruptions must be a list of blur, .*; got \(\)\. Leave it out for all"),
+        ({"severities": (0,)}, "severities must be at least two, rising, from 0 to 5"),
+        ({"severities": (2, 1)}, "severities must be at least two, rising"),
+        ({"severities": (0, 6)}, r"from 0 to 5; got \(0, 6\)"),
         ({"severities": (1, 1)}, "rising"),
     ],
 )

@@ -117,7 +117,7 @@ def test_too_few_rows_and_too_few_classes():
     ):
         MentalModel().fit(train.rows(slice(0, 7)))
     with pytest.raises(
-        TableError, match=r"^mental\.fit: table needs at least 1 row; table in memory has 0\. Look at how"
+        TableError, match=r"^mental\.fit: table needs at least 1 row; table in memory has 0\. Pass a table"
     ):
         MentalModel().fit(train.rows(slice(0, 0)))
     with pytest.raises(ModelError, match=r"mental\.fit: the weights from .* must be of two classes or more; got 1\."):

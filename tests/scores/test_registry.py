@@ -61,7 +61,8 @@ def test_an_unknown_name_is_answered_with_near_ones(name, message):
 
 def test_an_unknown_setting():
     with pytest.raises(
-        ValueRangeError, match=r"score 'scaled_entropy' does not take these settings \(.*'temperature'.*\)\."
+        ValueRangeError,
+        match=r"'scaled_entropy' does not take these settings \(.*'temperature'.*\)\. Look at help\(ScaledEntropy\)\.",
     ):
         make_score("scaled_entropy", temperature=0.1)
 

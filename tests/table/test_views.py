@@ -152,7 +152,7 @@ def refused(text, *arguments, by=concat):
 
 
 def test_what_cannot_be_joined():
-    refused("concat needs at least one table; got none.")
+    refused("concat needs at least one table; got none. Pass tables: concat(a, b).")
     first, second = Provenance(weights="aa"), Provenance(weights="bb")
     refused(
         "concat: a and b must come from one model with one transform; the first comes from another: its weights differ "
@@ -169,7 +169,7 @@ def test_what_cannot_be_joined():
         Table(feature=torch.zeros(1, 2)),
     )
     refused(
-        "concat: table in memory, table in memory have no column in common.",
+        "concat: table in memory, table in memory have no column in common. Extract them with the same probes.",
         Table(loss=[1.0]),
         Table(label=[1]),
     )

@@ -70,7 +70,10 @@ class ArrayImages(ImageSet):
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
         if len(self.ids) != len(self._rows):
-            raise ImagesError(f"ids of {name} must be one per image; got {len(ids)} ids for {len(self._rows)} images.")
+            raise ImagesError(
+                f"ids of {name} must be one per image; got {len(ids)} ids for {len(self._rows)} images. "
+                f"Pass them in the order of the images, or leave them out."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch sends tensors to workers through shared memory, numpy arrays as copies.

@@ -194,7 +194,10 @@ def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, n
     if labels is None:
         return
     if len(labels) != n:
-        raise ImagesError(f"labels of {name} must be one per image; got {len(labels)} labels for {n} images.")
+        raise ImagesError(
+            f"labels of {name} must be one per image; got {len(labels)} labels for {n} images. "
+            f"Pass them in the order of the images."
+        )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (classes is not None and high >= len(classes)):
         last = "" if classes is None else f" to {len(classes) - 1}, the last that has a name"

@@ -15,7 +15,7 @@ from os import PathLike
 from statistics import median
 from textwrap import shorten
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -25,16 +25,13 @@ from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import TITLES, check_fitted_scores, has_both
 from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
-from dubito.result import Result, axes, plain, plot_intervals
+from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
 from dubito.scores.available import AvailableScores, available_scores, why_not_comparable
 from dubito.scores.registry import by_name
 from dubito.table import Table
 from dubito.types import Json, Score
 from dubito.validate import check_bootstrap, check_choice, check_rows, check_same_model, has_model_labels, warn_shared
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
@@ -98,7 +95,9 @@ def compare(
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
-        raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
+        raise TableError(
+            f"compare: no score can be computed from {table.name} ({reasons}). Extract logits or features."
+        )
     result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
     for metric, about, values, positives in _questions(result.remarks, table, u, ood_tables):
         ranked = _ranked(metric, values, positives, confidence=confidence, resamples=resamples, seed=seed)
@@ -313,7 +312,7 @@ class Comparison(Result):
         questions = [plain(question) | {"leading": question.leading} for question in self.questions]
         return {**super().to_dict(), "questions": questions, "choice": self.choice}
 
-    def plot(self, ax: "Axes | None" = None, *, question: str | None = None) -> "Axes":
+    def plot(self, ax: Axes | None = None, *, question: str | None = None) -> Axes:
         """The gap of every score to the best on one question, by default the first; a gap that crosses 0 is noise."""
         chosen = self.questions[0] if question is None else self[question]
         picture = plot_intervals(axes(ax), {"": {name: one.gap_to_best for name, one in chosen.scores.items()}})

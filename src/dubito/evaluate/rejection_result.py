@@ -8,15 +8,13 @@ with its difference to that of the original model's entropy at the same temperat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
+from dubito.errors import ValueRangeError
 from dubito.metrics import Interval
-from dubito.result import Result, axes
+from dubito.result import Axes, Result, axes
 from dubito.storage import write_csv
 from dubito.validate import check_choice
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ORIGINAL = "original"
 METRICS = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "calibration error"}
@@ -141,12 +139,15 @@ class RejectionStudy(Result):
 
     def of(self, ensemble: str, uncertainty: str = "entropy", temperature: float | None = None) -> RejectionCurves:
         """One result, by default at the first temperature: `study.of("tiles_7", "mutual_information")`."""
-        at = self.temperatures[0] if temperature is None else temperature
+        at = self._temperature(temperature, by="RejectionStudy.of")
         for result in self.results:
             if result.order._replace(members=1) == RejectionOrder(ensemble, 1, uncertainty, at):
                 return result
-        known = ", ".join(f"{result.order.ensemble}/{result.order.uncertainty}" for result in self.results)
-        raise KeyError(f"no result {ensemble}/{uncertainty} at T = {at:g}; there are {known}")
+        known = dict.fromkeys(f"{one.order.ensemble}/{one.order.uncertainty}" for one in self.results)
+        raise ValueRangeError(
+            f"RejectionStudy.of: ensemble and uncertainty must be one of {', '.join(known)}; "
+            f"got {ensemble}/{uncertainty}."
+        )
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -204,13 +205,13 @@ class RejectionStudy(Result):
 
     def plot(
         self,
-        ax: "Axes | None" = None,
+        ax: Axes | None = None,
         *,
         uncertainty: str | None = None,
         metric: str = "accuracy",
         kind: str = "acceptance",
         temperature: float | None = None,
-    ) -> "Axes":
+    ) -> Axes:
         """One curve per ensemble, and the original model's as a dashed line.
 
         Args:
@@ -224,7 +225,7 @@ class RejectionStudy(Result):
         check_choice(shown, ("entropy", *self.uncertainties), by="RejectionStudy.plot", what="uncertainty")
         check_choice(metric, METRICS, by="RejectionStudy.plot", what="metric")
         check_choice(kind, KINDS, by="RejectionStudy.plot", what="kind")
-        at = self.temperatures[0] if temperature is None else temperature
+        at = self._temperature(temperature, by="RejectionStudy.plot")
         picture = axes(ax)
         for result in self.results:
             original = result.order.ensemble == ORIGINAL
@@ -235,6 +236,13 @@ class RejectionStudy(Result):
         picture.set(title=f"{UNCERTAINTIES[shown]}, T = {at:.3g}")
         picture.legend(frameon=False)
         return picture
+
+    def _temperature(self, temperature: float | None, *, by: str) -> float:
+        """The chosen temperature, by default the first."""
+        if temperature is not None and temperature not in self.temperatures:
+            known = ", ".join(map(str, self.temperatures))
+            raise ValueRangeError(f"{by}: temperature must be one of {known}; got {temperature!r}.")
+        return self.temperatures[0] if temperature is None else temperature
 
     def _finding(self, temperature: float) -> str:
         original, *others = [one for one in self.results if one.order.temperature == temperature]

@@ -64,11 +64,14 @@ class Combination:
         return torch.stack(parts).sum(0)
 
 
-def quantiles(values: Float64[Tensor, "n"]) -> Float64[Tensor, "q"]:
+def quantiles(values: Float64[Tensor, "n"], name: str) -> Float64[Tensor, "q"]:
     """Rising numbers to rank others by: all values if they are few, evenly spaced ones of many."""
     ordered = values[values.isfinite()].sort().values
     if len(ordered) == 0:
-        raise GuardError("a score is infinite for every selection image; there is nothing to rank others by.")
+        raise GuardError(
+            f"guard.fit: score '{name}' is infinite for every selection image; there is nothing to rank others by. "
+            f"Pass other scores."
+        )
     places = torch.linspace(0, len(ordered) - 1, min(_GRID, len(ordered)), dtype=torch.float64).round().long()
     return ordered[places]
 
@@ -106,7 +109,7 @@ def choose(values: Values, wrong: Bool[np.ndarray, "n"], seed: int = 0) -> Combi
     if min(wrong.sum(), (~wrong).sum()) < _FEWEST_ERRORS:
         return Combination({chosen[0]: 1.0}, alone)
     tensors = {name: torch.from_numpy(u) for name, u in values.items()}
-    ranks = {name: rank(u, quantiles(u)).numpy() for name, u in tensors.items()}
+    ranks = {name: rank(u, quantiles(u, name)).numpy() for name, u in tensors.items()}
     before = ranks[chosen[0]]
     while len(chosen) < min(_MOST, len(ranks)):
         tried = {name: _held_out(ranks, [*chosen, name], wrong, seed) for name in alone if name not in chosen}

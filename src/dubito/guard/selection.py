@@ -63,7 +63,10 @@ def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table,
             f"count each image several times. Extract every image once, without epochs=... ."
         )
     if n < 3:
-        raise GuardError(f"a guard needs at least three rows, one per purpose; {table.name} has {n}.")
+        raise GuardError(
+            f"guard.fit needs at least three rows, one each to learn, select and calibrate; {table.name} has {n}. "
+            f"Pass more images."
+        )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     first = max(1, round(_LEARN * n)) if learn else 0
     last = first + max(1, round((_SELECT if learn else _SELECT_ALONE) * n))
@@ -136,11 +139,11 @@ class ScoreSelection:
             wrong = wrong_predictions(table, by="guard.fit").numpy()
             combination = choose({name: values[name].numpy() for name in candidates}, wrong, seed)
         kept = dict.fromkeys([*combination.weights, *filter(None, roles)])
-        reference = {name: quantiles(values[name]) for name in kept}
+        reference = {name: quantiles(values[name], name) for name in kept}
         gate = None
         if roles.density is not None and novel > 0:
             gate = float(np.quantile(values[roles.density].numpy(), 1 - novel, method="higher"))
-        ranked = quantiles(combination.of(values, reference))
+        ranked = quantiles(combination.of(values, reference), str(combination))
         selection = cls(combination, {name: scores[name] for name in kept}, reference, ranked, roles, gate)
         u, refused = selection.uncertainty(values)
         return selection, (torch.where(refused, torch.inf, u).numpy(), wrong)
@@ -248,7 +251,8 @@ def fitted_scores(
             source = table if isinstance(score, Temperature) else learn
             if not score.is_fitted and source is None:
                 raise GuardError(
-                    f"score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass train=... ."
+                    f"guard.fit: score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass "
+                    f"train=... ."
                 )
             if not score.is_fitted and source is not None:  # a copy, so that the user's own stays as it is
                 plain = score == Density()  # without settings, the one that suits
@@ -258,7 +262,10 @@ def fitted_scores(
         return ready, list(ready)
     ready = available_scores(table, learn).scores
     if not ready:
-        raise GuardError(f"no score can be computed from {table.name}, which has {', '.join(table.columns)}.")
+        raise GuardError(
+            f"guard.fit: no score can be computed from {table.name}, which has {', '.join(table.columns)}. "
+            f"Extract logits, or pass scores=[...]."
+        )
     if "temperature" in ready or "label" in table:
         try:
             ready["temperature"] = Temperature().fit(table)

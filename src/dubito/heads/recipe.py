@@ -116,7 +116,9 @@ class Recipe:
                 whole = name in ("episodes", "warmup", "batch")
                 check_number(value, interval, by="recipe", what=name, whole=whole)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; got {self.betas}.")
+            raise ValueRangeError(
+                f"recipe: betas must be two numbers from 0 to below 1; got {self.betas}. Pass betas=(0.8, 0.95)."
+            )
 
     def plan(self, rows: int) -> "Plan":
         """Batch size, number of steps and learning rates for a table of so many rows.
@@ -138,7 +140,7 @@ def as_recipe(settings: object) -> Recipe:
     if isinstance(settings, Recipe):
         return settings
     if not isinstance(settings, Mapping):
-        raise ValueRangeError(f"recipe must be a dubito.heads.Recipe; got {type(settings).__name__}.")
+        raise ValueRangeError(f"recipe must be a dubito.heads.Recipe; got {type(settings).__name__}. Pass Recipe(...).")
     for key in settings:
         check_choice(key, [one.name for one in fields(Recipe)], by="recipe", what="a setting")
     betas = {"betas": tuple(settings["betas"])} if "betas" in settings else {}  # JSON has lists

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.disk import model_identity
-from dubito.errors import ArtefactError, DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
 from dubito.heads.held_out import split
 from dubito.heads.joint import WithUncertainty
@@ -38,13 +38,11 @@ from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head
 from dubito.metrics import MedianSpread, median_spread
-from dubito.result import Result, axes, plain
+from dubito.result import Axes, Result, axes, plain
 from dubito.storage import locked, write_json
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from dubito.validate import check_choice
 
 FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
 """What is measured during a training."""
@@ -314,14 +312,16 @@ class Training(Result):
         values: Json = plain({**seeds, "folders": self.folders, "summary": self.summary(), "histories": self.histories})
         return values
 
-    def plot(self, ax: "Axes | None" = None, *, figure: str | None = None) -> "Axes":
+    def plot(self, ax: Axes | None = None, *, figure: str | None = None) -> Axes:
         """Learning curves of all seeds.
 
         Args:
             ax: Axes to draw on; None makes new ones.
             figure: "r_auroc", "order" or "loss"; None is the first of them that was measured.
         """
-        figure = figure or next(name for name in ("r_auroc", "order", "loss") if name in self.histories[0][-1])
+        measured = [name for name in ("r_auroc", "order", "loss") if name in self.histories[0][-1]]
+        figure = figure or measured[0]
+        check_choice(figure, measured, by="Training.plot", what="figure")
         ax = axes(ax)
         for head, history in zip(self.heads, self.histories, strict=True):
             ax.plot([one["step"] for one in history], [one[figure] for one in history], label=f"seed {head.seed}")
@@ -365,7 +365,9 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     """
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise DubitoError(f"train: seeds must be at least one, all different; got {seeds}.")
+        raise ValueRangeError(
+            f"train: seeds must be at least one whole number, all different; got {seeds}. Pass seeds=[1, 2, 3]."
+        )
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}

@@ -61,7 +61,7 @@ def _one_axis(values: Array, what: str) -> Shaped[Tensor, "n"]:
     if column.ndim != 1:
         raise TableError(f"{what} must have one axis, (n,); got shape {tuple(column.shape)}. Pass one value per row.")
     if len(column) == 0:
-        raise TableError(f"{what} must have at least one row; got none. Look at how the rows were selected.")
+        raise TableError(f"{what} must have at least one row; got none. Pass more rows.")
     return column
 
 

@@ -301,7 +301,10 @@ def output_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
             f"Wrap a module that returns the logits alone."
         )
     if output.dim() != 2 or output.shape[0] != n:
-        raise ModelError(f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images.")
+        raise ModelError(
+            f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images. "
+            f"Wrap a module that returns one row of logits per image."
+        )
     return output
 
 

@@ -92,6 +92,9 @@ class CorruptionCurves(Result):
 
     def curve(self, corruption: str, score: str) -> CorruptionCurve:
         """One of the curves."""
+        for what, value in (("corruption", corruption), ("score", score)):
+            known = dict.fromkeys(getattr(one, what) for one in self.curves)
+            check_choice(value, known, by="CorruptionCurves.curve", what=what)
         return next(one for one in self.curves if (one.corruption, one.score) == (corruption, score))
 
     def title(self) -> str:
@@ -196,12 +199,17 @@ def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
 
 def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
     """The images of every level, by the name of its cache; the clean ones serve all corruptions."""
-    named = bool(corruptions) and not isinstance(corruptions, str) and set(corruptions) <= set(CORRUPTIONS)
-    rising = len(severities) > 1 and list(severities) == sorted(set(severities) & set(SEVERITIES))
-    if not (named and rising):
+    if isinstance(corruptions, str) or not corruptions:
+        known = ", ".join(CORRUPTIONS)
         raise ValueRangeError(
-            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}, and severities at least two, "
-            f"rising, from 0 to {SEVERITIES[-1]}; got {corruptions!r} and {tuple(severities)}. Leave them out for all."
+            f"corruption_curve: corruptions must be a list of {known}; got {corruptions!r}. Leave it out for all."
+        )
+    for corruption in corruptions:
+        check_choice(corruption, CORRUPTIONS, by="corruption_curve", what="corruption")
+    if len(severities) < 2 or list(severities) != sorted(set(severities) & set(SEVERITIES)):
+        raise ValueRangeError(
+            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; got "
+            f"{tuple(severities)}. Leave them out for all."
         )
     return {
         _level(corruption, severity): Corrupted(images, corruption, severity, seed=seed) if severity else images

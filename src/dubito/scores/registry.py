@@ -60,7 +60,9 @@ def make_score(name: str, **settings: Any) -> Score:
     try:
         return SCORES[name](**settings)
     except TypeError as error:
-        raise ValueRangeError(f"score '{name}' does not take these settings ({error}).") from error
+        raise ValueRangeError(
+            f"score '{name}' does not take these settings ({error}). Look at help({SCORES[name].__name__})."
+        ) from error
 
 
 def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def concat(*tables: Table) -> Table:
     [1.0, 2.0, 3.0]
     """
     if not tables:
-        raise TableError("concat needs at least one table; got none.")
+        raise TableError("concat needs at least one table; got none. Pass tables: concat(a, b).")
     for other in tables[1:]:
         both = f"{tables[0].name} and {other.name}"
         check_provenance(tables[0].provenance, other.provenance, by="concat", of=both)
@@ -73,7 +73,10 @@ def concat(*tables: Table) -> Table:
     if len({table.label_space for table in tables}) > 1 or len(named) > 1:  # a label is not the same class in all
         names = [name for name in names if name != "label"]
     if not names:
-        raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
+        raise TableError(
+            f"concat: {', '.join(table.name for table in tables)} have no column in common. "
+            f"Extract them with the same probes."
+        )
     for name in names:
         tails = {tuple(table.shape(name)[1:]) for table in tables}
         if len(tails) > 1:
