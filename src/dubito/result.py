@@ -2,7 +2,8 @@
 
 A result is a dataclass that says what it is about (`title`), its main table (`records`: one mapping per row, with raw
 values) and what that means (`findings`: sentences). `Result` turns these into text, JSON, CSV, pandas, a rich print and
-a notebook view. Where a picture says more, a result has `plot(ax=None)`, which returns matplotlib's axes.
+a notebook view. Where a picture says more, a result has `plot(ax=None)`, which returns matplotlib's axes. A result
+of several panels makes its own figure and returns its axes as a list.
 """
 
 import json

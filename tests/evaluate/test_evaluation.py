@@ -98,7 +98,7 @@ class TestPlot:
         assert points[0] == (curve.coverage[0].item(), curve.risk[0].item())
         assert points[-1] == (1.0, pytest.approx(1 - both.model["accuracy"].value))
         assert set(points) <= set(zip(curve.coverage.tolist(), curve.risk.tolist(), strict=True))
-        assert both.plot(ax=axes) is axes
+        assert both.plot(axes) is axes
         assert [line.get_label() for line in axes.lines] == ["entropy", "max_probability"]
         assert axes.lines[0].get_xydata().tolist() == [list(point) for point in points]
 
@@ -107,13 +107,13 @@ class TestPlot:
         gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.images
         assert sum(bins.images) == N
         assert gaps.sum() / N == pytest.approx(both.model["ece"].value)
-        assert both.plot("reliability", ax=axes).get_xlabel() == "confidence"
+        assert both.plot(axes, kind="reliability").get_xlabel() == "confidence"
         assert axes.lines[1].get_xdata().tolist() == list(bins.confidence)
 
     def test_histograms_in_and_out(self, both, axes):
         histogram = both.ood["max_probability"]
         assert (sum(histogram.in_distribution), sum(histogram.ood), len(histogram.edges)) == (N, 80, 51)
-        assert both.plot("ood", score="max_probability", ax=axes).get_xlabel() == "max_probability"
+        assert both.plot(axes, kind="ood", score="max_probability").get_xlabel() == "max_probability"
         assert [one.get_label() for one in axes.patches] == ["in-distribution", "OOD"]
         assert sum(axes.patches[1].get_data().values) == pytest.approx(1)
 
@@ -130,11 +130,11 @@ class TestPlot:
 
     def test_what_cannot_be_drawn(self, result, table, both):
         with pytest.raises(ValueRangeError, match=r"'ood' needs OOD images: evaluate\(..., ood=table\); cache/test"):
-            result.plot("ood")
+            result.plot(kind="ood")
         unlabelled = evaluate("entropy", table.select("logit"), **QUICK)
         with pytest.raises(ValueRangeError, match="'risk_coverage' needs labels of the model's classes"):
             unlabelled.plot()
         with pytest.raises(ValueRangeError, match=r"kind must be one of risk_coverage, ood, reliability; got 'roc'"):
-            inspect.unwrap(type(result).plot)(result, "roc")
+            inspect.unwrap(type(result).plot)(result, kind="roc")
         with pytest.raises(ValueRangeError, match=r"score must be one of entropy, max_probability; got 'margin'"):
-            both.plot("ood", score="margin")
+            both.plot(kind="ood", score="margin")

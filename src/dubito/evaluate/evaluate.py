@@ -11,7 +11,7 @@ The model's own accuracy, NLL, Brier score, ECE and Recall@1, and the data of `E
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -21,15 +21,12 @@ from torch import Tensor
 from dubito import metrics as measures
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
-from dubito.result import Result, axes
+from dubito.result import Axes, Result, axes
 from dubito.scores.available import why_not_comparable
 from dubito.scores.registry import by_name, make_score
 from dubito.table import Table, to_tensor
 from dubito.types import Score, finite
 from dubito.validate import check_choice, check_per_row, check_rows, check_same_model, has_model_labels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Plot = Literal["risk_coverage", "ood", "reliability"]
 
@@ -250,15 +247,15 @@ class Evaluation(Result):
         """Microseconds have one decimal."""
         return f"{value:.1f}" if key == "microseconds" and value is not None else super().cell(key, value)
 
-    def plot(self, kind: Plot | None = None, *, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None, *, kind: Plot | None = None, score: str | None = None) -> Axes:
         """Draw one of three pictures.
 
         Args:
+            ax: Axes to draw on. Default: those of a new figure.
             kind: "risk_coverage", the error rate of the most certain images, for every score; "ood", histograms of one
                 score in and out of distribution; or "reliability", accuracy over confidence. Default: the first of
                 these that the evaluation has.
             score: The score of the histograms. Default: the first.
-            ax: Axes to draw on. Default: those of a new figure.
         """
         has: Mapping[str, object] = {
             "risk_coverage": self.risk_coverage,

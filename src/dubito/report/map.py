@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, final, get_args
+from typing import Any, ClassVar, final, get_args
 
 import numpy as np
 import torch
@@ -33,13 +33,10 @@ from dubito.errors import MissingPackageError
 from dubito.evaluate.evaluate import uncertainty
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
-from dubito.result import Result, axes
+from dubito.result import Axes, Result, axes
 from dubito.table import Table
 from dubito.types import Json, Score, finite
 from dubito.validate import check_choice, check_number, check_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb")
 OTHER = "#b9b6ae"
@@ -231,7 +228,7 @@ class Map(Result):
         low, high = self.ends
         return {**super().to_dict(), "shown": len(self), "u": {"low": low, "high": high}}
 
-    def plot(self, ax: "Axes | None" = None, *, colour: Colouring | None = None) -> "Axes":
+    def plot(self, ax: Axes | None = None, *, colour: Colouring | None = None) -> Axes:
         """Draw the circles on matplotlib axes; `map_figure` adds the keys of classes and sizes."""
         panel = axes(ax, size=(7.6, 5.8))
         names = self.class_names.get(colour_by(self, colour), ())
