@@ -219,7 +219,7 @@ def test_identical_members():
         result = diagnose_ensemble(one, of="members" if "members_logit" in one else "dropout", **QUICK)
         assert result.ensembles[0].kind == "same"
         assert result.findings() == [
-            "Your members are the same model: they disagree about none of 20 images. Use members that were trained "
+            "Your members are the same model: they agree on all 20 images. Use members that were trained "
             "apart: with other seeds, data or architectures."
         ]
 

@@ -114,6 +114,6 @@ def _members(paths: list[Path]) -> "Table":
     tables = [dubito.open(path) for path in paths]
     if len(tables) == 1:
         return tables[0]
-    joined: "Table" = dubito.ensemble(tables)
-    joined.name = " + ".join(path.resolve().name for path in paths)
-    return joined
+    combined: "Table" = dubito.ensemble(tables)
+    combined.name = " + ".join(path.resolve().name for path in paths)
+    return combined

@@ -26,7 +26,7 @@ def list_(
     ] = "",
 ) -> None:
     """List what there is: scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
-    with screen.waiting("looking around"):
+    with screen.waiting("listing"):
         entries = {
             one: [entry for entry in _LISTS[one]() if fnmatch(entry["name"], f"*{filter_}*")]
             for one in ([kind] if kind else _LISTS)

@@ -72,7 +72,7 @@ class ScoreOptions:
             check_same_model(table, {"train": learned}, by="scores")
             warn_shared(table, learned, by="scores", what="train", harm=_SELF)
         loaded = _load_scores(self.load) if self.load else {}
-        # A head is trained by `dubito train`, never in passing; one that is named by --head stands for the name.
+        # A head is trained by `dubito train`, never implicitly; one that is named by --head stands for the name.
         chosen = AvailableScores(_open_heads(self.head, table))
         wanted = [name for name in dict.fromkeys(self.score or loaded) if not (self.head and name == _HEAD)]
         values = _values(self.settings, [name for name in wanted or SCORES if name not in loaded])

@@ -144,7 +144,7 @@ class DatasetImages(ImageSet):
         except Exception as error:  # a user's data set may raise anything
             raise ImagesError(
                 f"item {index} of {self.name} must be readable; it raised {type(error).__name__}: {error}. "
-                f"Mend the data set, or leave the item out with torch.utils.data.Subset."
+                f"Fix the data set, or leave the item out with torch.utils.data.Subset."
             ) from error
 
     def _broken(self, index: int, error: OSError) -> BrokenImageError:

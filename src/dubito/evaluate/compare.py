@@ -397,9 +397,9 @@ def _questions(
     else:
         yield from ((metric, "errors", values, wrong) for metric in ERRORS)
     for other in ood:
-        joined = {name: join_ood(of[None], of[other]) for name, of in u.items()}
-        is_ood = next(flags for _, flags in joined.values())
-        yield "ood_auroc", other, {name: scores for name, (scores, _) in joined.items()}, is_ood
+        by_score = {name: join_ood(of[None], of[other]) for name, of in u.items()}
+        is_ood = next(flags for _, flags in by_score.values())
+        yield "ood_auroc", other, {name: scores for name, (scores, _) in by_score.items()}, is_ood
 
 
 def _ranked(

@@ -162,7 +162,7 @@ class Collapse(Result):
         by_averaging = f"averaging alone explains {times(self.expected_fall)}"
         stays = "MI hardly falls" if last.fall.value >= 1 else "MI does not fall"
         return {
-            "same": f"Your members are the same model: they disagree about none of {self.rows} images. "
+            "same": f"Your members are the same model: they agree on all {self.rows} images. "
             f"Use members that were trained apart: with other seeds, data or architectures.",
             "unknown": f"MI of {self.members} members is known, but not that of sub-ensembles, so whether it collapses "
             f'cannot be seen. Keep the members\' logits (keep="logits") to split them.'

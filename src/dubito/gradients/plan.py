@@ -33,7 +33,7 @@ from torch.func import functional_call
 from dubito.data.image_set import some
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients.parts import Measure, Part, measured, norms
-from dubito.gradients.rules import RULES, Layout, Meeting, layout_of
+from dubito.gradients.rules import RULES, Layout, WeightUse, layout_of
 from dubito.models.wrap import eager, frozen, kept_buffers, output_of, sample_of
 from dubito.types import Classifier
 
@@ -242,7 +242,7 @@ class Use:
         """What each image adds to the weight's gradient, from the gradient of the result; None without a rule."""
         node = graph.nodes[self.node]
         rule = RULES.get(node.name())
-        return None if rule is None else rule(Meeting(node, self.slot, self.layout, self.weight.shape, images), g)
+        return None if rule is None else rule(WeightUse(node, self.slot, self.layout, self.weight.shape, images), g)
 
 
 class GradientPlan:

@@ -78,7 +78,7 @@ def layout_of(two: Shaped[Tensor, "..."], three: Shaped[Tensor, "..."]) -> Layou
 
 
 @dataclass(frozen=True)
-class Meeting:
+class WeightUse:
     """One operation on images that reads a weight.
 
     Attributes:
@@ -100,7 +100,7 @@ class Meeting:
         return self.layout.rows(values, self.images)
 
 
-def _product(at: Meeting, g: Tensor) -> Part | None:
+def _product(at: WeightUse, g: Tensor) -> Part | None:
     """Of addmm and mm: images from the left, the weight from the right; or the bias that is added."""
     node, bias = at.node, at.node.name() == "AddmmBackward0"
     if bias and (node._saved_alpha != 1 or node._saved_beta != 1):
@@ -113,7 +113,7 @@ def _product(at: Meeting, g: Tensor) -> Part | None:
     return Outer(at.rows(_full(a)), at.rows(_full(g)), turned=True)
 
 
-def _convolution(at: Meeting, g: Tensor) -> Part | None:
+def _convolution(at: WeightUse, g: Tensor) -> Part | None:
     node = at.node
     if at.layout.axis != 0:
         return None
@@ -132,7 +132,7 @@ def _convolution(at: Meeting, g: Tensor) -> Part | None:
     return Outer(a, g)
 
 
-def _batch_norm(at: Meeting, g: Tensor) -> Part | None:
+def _batch_norm(at: WeightUse, g: Tensor) -> Part | None:
     node = at.node
     if node._saved_training or node._saved_running_mean is None or at.layout.axis != 0:
         return None
@@ -143,14 +143,14 @@ def _batch_norm(at: Meeting, g: Tensor) -> Part | None:
     return Dense(at.rows(scaled / (node._saved_running_var + node._saved_eps).sqrt()).sum(1))
 
 
-def _layer_norm(at: Meeting, g: Tensor) -> Part | None:
+def _layer_norm(at: WeightUse, g: Tensor) -> Part | None:
     node = at.node
     if at.slot == 1:
         g = _full(g) * ((_full(node._saved_input) - node._saved_result1) * node._saved_result2)
     return _spread(at, g)
 
 
-def _group_norm(at: Meeting, g: Tensor) -> Part | None:
+def _group_norm(at: WeightUse, g: Tensor) -> Part | None:
     node = at.node
     if at.layout.axis != 0:
         return None
@@ -162,7 +162,7 @@ def _group_norm(at: Meeting, g: Tensor) -> Part | None:
     return Dense(_by_channel(at, g))
 
 
-def _embedding(at: Meeting, g: Tensor) -> Part | None:
+def _embedding(at: WeightUse, g: Tensor) -> Part | None:
     node = at.node
     if node._saved_scale_grad_by_freq or at.layout.axis >= node._saved_indices.dim():
         return None
@@ -172,28 +172,28 @@ def _embedding(at: Meeting, g: Tensor) -> Part | None:
     return Picked(index, g, at.shape[0])
 
 
-def _sum(at: Meeting, g: Tensor) -> Part | None:
+def _sum(at: WeightUse, g: Tensor) -> Part | None:
     alpha = -at.node._saved_alpha if at.node.name() == "SubBackward0" else at.node._saved_alpha
     return _spread(at, g * alpha if at.slot == 1 else g)
 
 
-def _scaling(at: Meeting, g: Tensor) -> Part | None:
+def _scaling(at: WeightUse, g: Tensor) -> Part | None:
     other = at.node._saved_other if at.slot == 0 else at.node._saved_self
     return None if other is None else _spread(at, _full(g) * _full(other))
 
 
-def _prelu(at: Meeting, g: Tensor) -> Part | None:
+def _prelu(at: WeightUse, g: Tensor) -> Part | None:
     return _spread(at, _full(g) * _full(at.node._saved_self).clamp_max(0)) if at.slot == 1 else None
 
 
-def _repeated(at: Meeting, g: Tensor) -> Part | None:
-    """A vector written down once an image, as instance norms do."""
+def _repeated(at: WeightUse, g: Tensor) -> Part | None:
+    """A vector repeated once per image, as in instance norms."""
     if len(at.shape) != 1 or g.dim() != 1 or at.layout.each != at.shape[0]:
         return None
     return Dense(at.rows(_full(g)).view(at.images, -1, *at.shape).sum(1))
 
 
-def _spread(at: Meeting, g: Float[Tensor, "..."]) -> Dense | None:
+def _spread(at: WeightUse, g: Float[Tensor, "..."]) -> Dense | None:
     """Of a weight that was spread over images, and perhaps over positions: the sum over them."""
     aligned = (*[1] * (g.dim() - len(at.shape)), *at.shape)
     if len(aligned) != g.dim() or aligned[at.layout.axis] != 1:
@@ -204,7 +204,7 @@ def _spread(at: Meeting, g: Float[Tensor, "..."]) -> Dense | None:
     return Dense(rows.sum([1, *over]).reshape(at.images, *at.shape))
 
 
-def _by_channel(at: Meeting, g: Float[Tensor, "rows c ..."]) -> Float[Tensor, "n c"]:
+def _by_channel(at: WeightUse, g: Float[Tensor, "rows c ..."]) -> Float[Tensor, "n c"]:
     """The sum over all that an image has of each channel."""
     rows = at.rows(_full(g))
     return rows.sum([1, *range(3, rows.dim())])
@@ -215,7 +215,7 @@ def _full(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-RULES: dict[str, Callable[[Meeting, Tensor], Part | None]] = {
+RULES: dict[str, Callable[[WeightUse, Tensor], Part | None]] = {
     "AddmmBackward0": _product,
     "MmBackward0": _product,
     "ConvolutionBackward0": _convolution,
@@ -231,4 +231,4 @@ RULES: dict[str, Callable[[Meeting, Tensor], Part | None]] = {
     "RepeatBackward0": _repeated,
     "PreluKernelBackward0": _prelu,
 }
-"""By the name of the operation in the graph. A rule that turns out wrong is found when the model is first met."""
+"""By the name of the operation in the graph. A rule that turns out wrong is detected when a model is first planned."""

@@ -57,7 +57,7 @@ _CHANCE = 0.05
 _SAFER = ((0.6, 0.2), (0.4, 0.08))
 """Where to begin, too: accepting so much of what the likeliest candidate accepts, with this share of the level."""
 _FAR, _STRIDE = 0.02, 10
-"""The share of the level on every so-manieth candidate above the likeliest."""
+"""The share of the level on every tenth candidate above the likeliest."""
 
 
 class Threshold(NamedTuple):

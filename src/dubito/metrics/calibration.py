@@ -9,7 +9,7 @@ and the groups decide what is measured:
 - `ece`: groups of similar confidence (Guo et al. 2017). binning="width": the bins [0, 1/B], (1/B, 2/B],
   ..., ((B-1)/B, 1]; an edge belongs to the bin below it. binning="mass": B bins of n / B rows each.
 - `bucket_calibration_error`: B groups of n / B rows each by *uncertainty* (Kirsch 2024, appendices B.2 and
-  B.3). For one value a bucket take `bucket_curve(scores, confidence - correct).abs()`.
+  B.3). For one value per bucket, use `bucket_curve(scores, confidence - correct).abs()`.
 
 In groups of equal mass, tied rows count with their mean, as if ordered at random, and a row on the edge of two groups
 counts in both by its share.

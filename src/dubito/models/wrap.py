@@ -119,7 +119,7 @@ class WrappedClassifier:
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
         """The last layer on features, for rows (n, d) and tiles (n, t, d)."""
-        weight, bias = self._joined_heads()
+        weight, bias = self._concat_heads()
         if z.shape[-1] != weight.shape[1]:
             raise ModelError(
                 f"{self.name}.logits: features must be {weight.shape[1]} wide; got {z.shape[-1]}. "
@@ -151,7 +151,7 @@ class WrappedClassifier:
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
-        weight, bias = self._joined_heads()
+        weight, bias = self._concat_heads()
         return weight.clone(), None if bias is None else bias.clone()
 
     def fingerprint(self) -> Json:
@@ -164,7 +164,7 @@ class WrappedClassifier:
             "transform": self.transform.describe(),
         }
 
-    def _joined_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
+    def _concat_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
         if self._plan is None or self._replaced():
             raise ModelError(
@@ -264,7 +264,7 @@ class WrappedClassifier:
                 with spy or contextlib.nullcontext():
                     out = module(x)
         except (torch.OutOfMemoryError, NotImplementedError):
-            raise  # of torch's RuntimeErrors, those that other inputs would not mend
+            raise  # of torch's RuntimeErrors, those that other inputs would not fix
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
             shape = ", ".join(map(str, ("n", *x.shape[1:])))
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

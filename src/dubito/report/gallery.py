@@ -108,7 +108,7 @@ def write_cards(
         scores=names,
         orders=[(str(i), name.replace("_", " ")) for i, name in enumerate(names)],
         groups=[(group, group) for group in dict.fromkeys(card.group for card in cards)],
-        cards=[_shown(card, spans) for card in sorted(cards, key=lambda card: -card.scores[names[0]])],
+        cards=[_render_card(card, spans) for card in sorted(cards, key=lambda card: -card.scores[names[0]])],
     )
 
 
@@ -163,7 +163,7 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     )
 
 
-def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+def _render_card(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     """What the template shows of a card."""
     shares = {name: share_of(value, *spans[name]) for name, value in card.scores.items()}
     # Two decimals, and more where the images of a page are close to each other.

@@ -86,10 +86,10 @@ def concat(*tables: Table) -> Table:
             )
     _check_settings(tables, names)
     columns = {name: Stacked([table.column(name) for table in tables]) for name in names}
-    joined = tables[0].with_only(columns, name=" + ".join(table.name for table in tables))
-    joined.provenance = provenance
-    joined.label_names = next((table.label_names for table in tables if table.label_names), None)
-    return joined
+    combined = tables[0].with_only(columns, name=" + ".join(table.name for table in tables))
+    combined.provenance = provenance
+    combined.label_names = next((table.label_names for table in tables if table.label_names), None)
+    return combined
 
 
 def ensemble(tables: Sequence[Table] | Table) -> Table:
@@ -237,12 +237,12 @@ class Stacked:
             for which in touched:
                 first, end = self._starts[which], min(stop, self._ends[which])
                 parts.append(self._columns[which][max(start - first, 0) : end - first])
-            return _joined(parts or [self._columns[0][0:0]])
+            return _concat_rows(parts or [self._columns[0][0:0]])
         if not len(rows):
             return self[0:0]
         owner = torch.searchsorted(torch.tensor(self._ends), rows, right=True)
         chosen = {which: rows[owner == which] - self._starts[which] for which in sorted(set(owner.tolist()))}
-        gathered = _joined([take(self._columns[which], of_column) for which, of_column in chosen.items()])
+        gathered = _concat_rows([take(self._columns[which], of_column) for which, of_column in chosen.items()])
         return take(gathered, owner.argsort(stable=True).argsort())  # back in the order of the rows
 
 
@@ -255,7 +255,7 @@ def _log_mean(columns: Sequence[Column], rows: Exact) -> Tensor:
     return mean.to(logits.dtype)
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concat_rows(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
