@@ -95,7 +95,7 @@ def export(path: str | Path, data: bytes) -> Path:
 def locked(
     folder: Path, *, busy: type[DubitoError] = ArtefactError, refused: type[DubitoError] = ArtefactError
 ) -> Iterator[None]:
-    """Hold a folder's lock, making the folder; the system lets go of it however a process dies.
+    """Hold a folder's lock, making the folder; the system releases it however the process ends.
 
     Raises:
         busy: Somebody else is writing there.
@@ -114,6 +114,17 @@ def locked(
         yield
     finally:
         lock.release()
+
+
+def check_empty(
+    folder: Path, others: Sequence[str], what: str, instead: str, *, error: type[DubitoError] = ArtefactError
+) -> None:
+    """Raise an error if a folder in which `what` is to be saved holds other things, and say what to choose instead."""
+    if others:
+        raise error(
+            f"the {what} cannot be saved in '{folder}': it holds other things ({', '.join(others[:3])}) and no {what}. "
+            f"Choose a new or empty folder, or {instead}."
+        )
 
 
 @contextlib.contextmanager
@@ -309,11 +320,8 @@ class SavedFolder:
                 return
             names = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
         # A description that cannot be read is ours, and damaged, only where our parts lie beside it.
-        if names and not any(self._is_ours(name) for name in names):
-            raise ArtefactError(
-                f"the {self.kind} cannot be saved in '{folder}': it holds other things ({', '.join(names[:3])}) and no "
-                f"{self.kind}. Choose a new or empty folder, or the folder of the {self.kind} to replace."
-            )
+        if not any(self._is_ours(name) for name in names):
+            check_empty(folder, names, self.kind, f"the folder of the {self.kind} to replace")
 
     def _sweep(self, folder: Path) -> None:
         """Remove our own parts that the description does not name."""
