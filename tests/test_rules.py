@@ -8,13 +8,13 @@ import subprocess
 import sys
 import typing
 from collections import Counter
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
 
 import dubito
 from dubito.result import Result
+from dubito.table.columns import families
 
 SOURCE = Path(dubito.__file__).parent
 ORDER = (
@@ -42,6 +42,19 @@ IMPORT_ALL = {"cli", "__init__", "__main__"}
 HEAVY = ("torch", "timm", "transformers", "faiss", "sklearn", "matplotlib", "pandas")
 FINDINGS = ("evaluate", "guard", "search", "active", "explain", "audit", "protocols")
 """Rooms whose functions report findings."""
+NOT_FINDINGS = {
+    "guard": {"needed", "risk_bound", "risk_threshold", "share_threshold"},
+    "active": {"add_labels"},
+    "explain": {
+        *("density_field", "entropy_field", "max_probability_field", "training_threshold"),
+        *("ellipsoid_bounds", "ellipsoids", "exact_region", "linear_region", "two_class_region"),
+        *("last_layer", "layer", "simplex"),
+    },
+    "protocols": {"ambiguous_images", "class_split", "open_benchmark", "vote_degree", "vote_entropy"},
+}
+"""Their functions that return numbers, tensors, tables or images instead."""
+READ_IMAGES = {"cache/runner.py", "report/page.py", "audit/duplicates.py"}
+"""Outside of data/, the modules that decode images."""
 
 
 def room_of(path: Path) -> str:
@@ -132,11 +145,20 @@ def test_options_of_the_command_line_are_named_in_cli_alone(path):
 def test_tables_and_caches_name_no_probe(path):
     probes = importlib.import_module("dubito.probes")
     classes = {name for name, value in vars(probes).items() if inspect.isclass(value)}
-    words = (set(probes.PROBES) | classes) - {"views", "members"}  # a file of table/; what dubito.ensemble writes
+    ensembles = {name for name, family in families().items() if family.ensemble}
+    words = (set(probes.PROBES) | classes | ensembles) - {"views", "members"}  # in table/; what dubito.ensemble writes
     code = ast.parse(path.read_text())
     named = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
     named |= {node.value for node in ast.walk(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     assert not words & named
+    files = {name.split(".")[2] for name in imports(path.read_text()) if name.startswith("dubito.probes.")}
+    assert not files & {file.stem for file in (SOURCE / "probes").glob("*.py")} - {"registry"}
+
+
+@each([path for path in modules() if room_of(path) != "data"])
+def test_images_are_read_in_few_places(path):
+    reads = re.search(r"\b(images|opened|originals|subset)\.read(_hashed)?\(", path.read_text())
+    assert bool(reads) == (path.relative_to(SOURCE).as_posix() in READ_IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +177,7 @@ def test_mechanisms_have_one_home(name, home):
 
 def test_class_names_are_unique():
     names = Counter(
-        node.name
-        for path in modules()
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        node.name for path in modules() for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
     )
     assert [name for name, times in names.items() if times > 1] == []
 
@@ -166,13 +185,14 @@ def test_class_names_are_unique():
 @pytest.mark.parametrize("room", FINDINGS)
 def test_functions_that_report_findings_return_a_result(room):
     home = importlib.import_module(f"dubito.{room}")
-    for name in home.__all__:
-        function = inspect.unwrap(getattr(home, name))
-        if not inspect.isfunction(function):
-            continue
-        returned = typing.get_type_hints(function, include_extras=True).get("return")
-        if is_dataclass(returned) and "findings" in dir(returned):
-            assert issubclass(returned, Result), f"{room}.{name}"
+    functions = {name: inspect.unwrap(getattr(home, name)) for name in home.__all__}
+    others = set()
+    for name, function in functions.items():
+        if inspect.isfunction(function):
+            returned = typing.get_type_hints(function).get("return")
+            if not (inspect.isclass(returned) and issubclass(returned, Result)):
+                others.add(name)
+    assert others == NOT_FINDINGS.get(room, set())
 
 
 @each(modules())

@@ -21,6 +21,12 @@ from dubito.table import Provenance, Table, check_table
 from dubito.table.provenance import check_provenance
 
 Json = dict[str, Any]
+Inputs = Float[Tensor, "n ..."]
+"""A batch of finished inputs."""
+Targets = Shaped[Tensor, "n ..."]
+"""What the task loss compares logits with: the class of each image, or anything else with one row per image."""
+Mixed = tuple[Targets, Float[Tensor, "n"]]
+"""The target of the other image, and the weight of the own one."""
 AnyScore = TypeVar("AnyScore", bound="Score")
 
 
@@ -31,7 +37,7 @@ class Transform(Protocol):
     def prepare(self, image: Image.Image) -> Tensor:
         """One RGB image to one tensor, in a worker: uint8 pixels (h,w,3), or a finished float input."""
 
-    def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
+    def finish(self, batch: Tensor) -> Inputs:
         """A stacked batch of prepared tensors to model inputs, on the model's device: scaling and normalisation."""
 
     def describe(self) -> Json:
@@ -69,13 +75,13 @@ class Classifier(Protocol):
     def device(self) -> torch.device:
         """Where the module is."""
 
-    def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
+    def features(self, x: Inputs) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
         """What the last layer makes of features, for rows and for tiles; of features(x), the module's output."""
 
-    def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
+    def feature_map(self, x: Inputs) -> Float[Tensor, "n t d"]:
         """The features each tile would give the last layer if it were the whole image."""
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
@@ -105,7 +111,7 @@ class Tiled:
 class Tiling(Protocol):
     """A classifier that computes features and tiles in one pass. Any other takes two."""
 
-    def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
+    def tiled(self, x: Inputs) -> Tiled:
         """Features, and the logits of every tile; ModelError where there is no feature map."""
 
 
@@ -119,9 +125,7 @@ class Probe(Protocol):
     def name(self) -> str:
         """Name of its columns and of its part of a cache; a plain attribute suffices."""
 
-    def run(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:
         """The columns of one batch, each (n, ...), on any device.
 
         `label` is the model's class of each image, or the targets of `extract`; None if there are neither.
@@ -136,7 +140,7 @@ class SharingProbe(Protocol):
     """A probe whose pass also gives the features, so that the forward probe beside it needs no pass of its own."""
 
     def run_and_share(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+        self, model: Classifier, x: Inputs, label: Targets | None
     ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
         """The columns of `run`, and model.features(x) to the last bit."""
 
@@ -156,10 +160,10 @@ class BaseProbe(Protocol):
     def run(
         self,
         model: Classifier,
-        x: Float[Tensor, "n ..."],
-        label: Shaped[Tensor, "n ..."] | None,
+        x: Inputs,
+        label: Targets | None,
         *,
-        mixed: tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]] | None = None,
+        mixed: Mixed | None = None,
         feature: Float[Tensor, "n d"] | None = None,
     ) -> Mapping[str, Tensor]:
         """As of any probe, but without a pass where a SharingProbe has computed `feature`.
@@ -167,7 +171,7 @@ class BaseProbe(Protocol):
         Of images that are mixed from two, `mixed` is the other one's target and the weight of the first.
         """
 
-    def check_targets(self, targets: Shaped[Tensor, "n ..."] | None, classes: int | None) -> None:
+    def check_targets(self, targets: Targets | None, classes: int | None) -> None:
         """Raise an error for targets that the task loss cannot be computed with; classes is None while unknown."""
 
 

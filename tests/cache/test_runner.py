@@ -166,6 +166,18 @@ def test_a_stream_gives_every_group_once_and_sets_broken_images_apart(exact, ima
     assert result == [([5, 6], []), ([8], [7]), ([2], [])]
 
 
+@pytest.mark.parametrize(("dtype", "ready"), [(torch.float32, True), (torch.uint8, False)])
+def test_the_audit_knows_ready_inputs_without_reading_an_image_twice(exact, monkeypatch, dtype, ready):
+    images, reads = dubito.open_images(torch.zeros(5, 8, 8, 3).to(dtype).numpy()), []
+    read = type(images).read
+    monkeypatch.setattr(type(images), "read", lambda self, index: reads.append(index) or read(self, index))
+    with open_stream(images, exact.transform, in_batches(range(5), 2)) as stream:
+        assert [batch.ready for batch in stream] == [ready] * 3
+    reads.clear()
+    take_sample(exact, draw_subset(images, 5, 0), batch_size=2, workers=0, progress=False)
+    assert reads == [0, 1, 2, 3, 4]
+
+
 def faults(block: int) -> int:
     """Page faults of taking and freeing a large block a few times."""
     resource = pytest.importorskip("resource")

@@ -212,9 +212,7 @@ def take_sample(
             x = inputs_of(batch, model) if understood is not None else None
             if x is not None and not rows:
                 understood, findings = outputs.understand(model, x)
-                image = images.read(batch.indices[0])
-                ready = isinstance(image, Tensor) and image.is_floating_point()
-                first, scale = x, transforms.guessed(x) if ready else transforms.measured(model.transform)
+                first, scale = x, transforms.guessed(x) if batch.ready else transforms.measured(model.transform)
                 predictions = [transforms.TransformedPredictions(other) for other in transforms.alternatives(x, scale)]
             if x is not None and understood is not None:
                 batches.append(_run(understood, x, predictions))

@@ -269,17 +269,17 @@ def identity(
     their labels are counted and hashed by themselves, so that another seed does not appear as other images. `images`,
     the hash of the contents, is None where it comes from the same reading as the pixels (`ImageSet.hashed_reads`).
     """
-    behind = images.images if isinstance(images, Augmented) else images
+    originals = images.images if isinstance(images, Augmented) else images
     hashed = isinstance(images, ImageSet) and images.hashed_reads
     parts = {
         **model_identity(model).model_parts,
-        "count": len(behind),
-        "ids": hash_parts(*map(encode, behind.ids)).hex(),
-        "images": None if hashed else behind.digest(),
+        "count": len(originals),
+        "ids": hash_parts(*map(encode, originals.ids)).hex(),
+        "images": None if hashed else originals.digest(),
         "labels": "none",
     }
     if labels is not None:
-        values = labels[: len(behind)].long().contiguous().numpy().tobytes()
+        values = labels[: len(originals)].long().contiguous().numpy().tobytes()
         parts["labels"] = hash_bytes(str(space).encode(), values).hex()
     if isinstance(images, Augmented):
         parts["augmentation"] = images.describe()

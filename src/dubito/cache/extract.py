@@ -30,11 +30,10 @@ from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, RepairedShardWarning, StaleCacheError
 from dubito.probes import base_probe
-from dubito.probes.forward import Mixed
-from dubito.storage import LOCK, locked
+from dubito.storage import LOCK, check_empty, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
-from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
+from dubito.types import BaseProbe, Classifier, Images, Json, Mixed, NotingProbe, Probe, Targets
 from dubito.validate import check_choice, check_classes, check_number
 
 
@@ -85,7 +84,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         base.check_targets(values, None)
     folder = Path(to)
     with locked(folder, busy=CacheBusyError, refused=CacheError):
-        manifest = Manifest(
+        initial = Manifest(
             identity=disk.identity(model, opened, stored, space, compared),
             model=model.name,
             classes=None if model.classes is None else list(model.classes),
@@ -95,19 +94,19 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             batch_size=batch_size or runner.default_batch_size(model.device),
             shard_size=shard_size,
         )
-        begun, previous = _begin(folder, manifest, chosen)
+        manifest, previous = _resume_manifest(folder, initial, chosen)
         by_place = opened.classes is not None and model.classes is None
-        as_many = by_place and label_space is None
-        extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, as_many)
+        classes_by_position = by_place and label_space is None
+        extraction = _Extraction(model, opened, folder, manifest, chosen, base, stored, values, classes_by_position)
         try:
-            anew = extraction.run(runner.default_workers(opened) if workers is None else workers, progress)
+            first_time = extraction.run(runner.default_workers(opened) if workers is None else workers, progress)
         except StaleCacheError:
             extraction.undo(previous)
             raise
     disk.forget_shards()
-    table = disk.open_cache(folder, model=Provenance(**{part: manifest.identity[part] for part in CARRIED}))
-    if anew and compared is None and stored is not None and space == "model":
-        warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)
+    table = disk.open_cache(folder, model=Provenance(**{part: initial.identity[part] for part in CARRIED}))
+    if first_time and compared is None and stored is not None and space == "model":
+        warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
     runner.warn_skipped(table, f" All are listed in '{table.name}/{disk.FILE}'.", stacklevel=3)
     return table
@@ -121,9 +120,9 @@ class _Extraction:
         base: The probe that compares logits with values, if it is among the probes.
         labels: One per image, or None.
         values: What the task loss compares the logits with: targets, or labels that are the model's classes.
-        as_many: Class names are taken as the model's classes in order, so there must be as many.
-        have: The shards that are whole, by kind and block.
-        new: Those that this run has written.
+        classes_by_position: Class names are taken as the model's classes in order, so there must be as many.
+        shards: The shards that are whole, by kind and block.
+        written: Those that this run has written.
     """
 
     model: Classifier
@@ -134,43 +133,43 @@ class _Extraction:
     base: BaseProbe | None
     labels: Int[Tensor, "n"] | None
     values: Shaped[Tensor, "rows ..."] | None
-    as_many: bool
-    have: dict[tuple[str, int], Shard] = field(default_factory=dict)
-    new: list[Shard] = field(default_factory=list)
+    classes_by_position: bool
+    shards: dict[tuple[str, int], Shard] = field(default_factory=dict)
+    written: list[Shard] = field(default_factory=list)
     _checked: bool = False
 
     def __post_init__(self) -> None:
         # The images themselves, of which augmented rows are several each.
-        self.behind = self.images.images if isinstance(self.images, Augmented) else self.images
+        self.originals = self.images.images if isinstance(self.images, Augmented) else self.images
         # Whether hashes of the contents come from the reading that decodes.
         self.hashed = isinstance(self.images, ImageSet) and self.images.hashed_reads
 
     def run(self, workers: int, progress: bool) -> bool:
         """Do every missing block, then finish the manifest; whether images were extracted for the first time."""
-        self.have = self._whole_shards()
+        self.shards = self._whole_shards()
         blocks = range(-(-len(self.images) // self.manifest.shard_size))
         missing = {block: kinds for block in blocks if (kinds := self._missing(block))}
-        anew = any(ROWS in kinds for kinds in missing.values())
-        self._verify([block for block in blocks if block not in missing], whole=anew or not missing)
+        first_time = any(ROWS in kinds for kinds in missing.values())
+        self._verify([block for block in blocks if block not in missing], whole=first_time or not missing)
         if missing:
             groups = {block: self._groups(block) for block in missing}
             order = [group for of_block in groups.values() for group in of_block]
-            written = self.manifest.probes.items()
-            owners = {column: name for name, probe in written for column in probe.get("columns", ())}
+            recorded = self.manifest.probes.items()
+            owners = {column: name for name, probe in recorded for column in probe.get("columns", ())}
             probing = runner.ProbeRunner(self.model, self.probes, owners)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
             options["title"] = f"extract {self.images.name}"
             with runner.open_stream(self.images, self.model.transform, order, **options) as stream:
                 for block, kinds in missing.items():
-                    self._do(block, kinds, islice(stream, len(groups[block])), probing)
+                    self._extract_block(block, kinds, islice(stream, len(groups[block])), probing)
         if missing or not self.manifest.finished:
-            self._finish([self.have[ROWS, block] for block in blocks])
-        return anew
+            self._finish([self.shards[ROWS, block] for block in blocks])
+        return first_time
 
     def undo(self, previous: Manifest | None) -> None:
         """Leave a finished cache as it was: what a new probe has written for images that have changed is removed."""
         if previous is not None:
-            for shard in self.new:
+            for shard in self.written:
                 shard.path.unlink(missing_ok=True)
             previous.write(self.folder)
 
@@ -193,9 +192,9 @@ class _Extraction:
 
     def _missing(self, block: int) -> list[str]:
         """The kinds of shards that a block lacks; without its rows, it is unknown which images the others are of."""
-        if (ROWS, block) not in self.have:
+        if (ROWS, block) not in self.shards:
             return [ROWS, *self.probes]
-        return [name for name in self.probes if (name, block) not in self.have]
+        return [name for name in self.probes if (name, block) not in self.shards]
 
     def _verify(self, complete: list[int], *, whole: bool) -> None:
         """Raise StaleCacheError if images that this run does not decode have changed.
@@ -207,25 +206,25 @@ class _Extraction:
         if not self.hashed:
             return
         if whole and self.manifest.identity["images"] is not None:
-            now = {**self.manifest.identity, "images": self.behind.digest()}
+            now = {**self.manifest.identity, "images": self.originals.digest()}
             disk.check_identity(self.folder, self.manifest.identity, now)
-        elif isinstance(self.behind, ImageSet):
+        elif isinstance(self.originals, ImageSet):
             recorded = {image: content for block in complete for image, content in self._recorded(block).items()}
-            for image, content in zip(recorded, self.behind.contents(list(recorded)), strict=True):
+            for image, content in zip(recorded, self.originals.contents(list(recorded)), strict=True):
                 self._check_content(image, content, recorded)
 
     def _recorded(self, block: int) -> dict[int, bytes]:
         """By position, the hash of the content of every image behind a block's rows."""
         if not self.hashed:
             return {}
-        contents = _contents([self.have[ROWS, block]])
-        return {row % len(self.behind): one for row, one in zip(self._indices(block), contents, strict=True)}
+        contents = _contents([self.shards[ROWS, block]])
+        return {row % len(self.originals): one for row, one in zip(self._indices(block), contents, strict=True)}
 
     def _check_content(self, image: int, content: bytes, recorded: dict[int, bytes]) -> None:
         if recorded[image] != content:
             raise StaleCacheError(
                 f"cache '{self.folder}' does not match: the contents of the images "
-                f"('{self.behind.ids[image]}' has changed). Extract into another folder, or delete this one."
+                f"('{self.originals.ids[image]}' has changed). Extract into another folder, or delete this one."
             )
 
     def _indices(self, block: int) -> range:
@@ -234,13 +233,15 @@ class _Extraction:
 
     def _groups(self, block: int) -> list[list[int]]:
         """A block's images in batches; once its rows are there, only those that can be decoded."""
-        rows = self.have.get((ROWS, block))
+        rows = self.shards.get((ROWS, block))
         skipped = {name for name, _ in rows.notes()["skipped"]} if rows else set()
         # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
         groups = runner.in_batches(self._indices(block), self.manifest.batch_size)
         return [[index for index in group if self.images.ids[index] not in skipped] for group in groups]
 
-    def _do(self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: runner.ProbeRunner) -> None:
+    def _extract_block(
+        self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: runner.ProbeRunner
+    ) -> None:
         """Run the missing probes over one block and write its missing shards, the rows first."""
         names = [kind for kind in kinds if kind != ROWS]
         recorded = None if ROWS in kinds else self._recorded(block)
@@ -265,19 +266,19 @@ class _Extraction:
         for name in names:
             probe = self.probes[name]
             notes = {"notes": probe.notes()} if isinstance(probe, NotingProbe) and rows.indices else {}
-            self._write(name, block, runner.joined(parts[name]), notes)
+            self._write(name, block, runner.concat_columns(parts[name]), notes)
 
     def _check_unchanged(self, batch: runner.Batch, recorded: dict[int, bytes]) -> None:
         """Raise an error for images that are not what they were when their rows were written."""
         for index, content in batch.contents.items():
-            self._check_content(index % len(self.behind), content, recorded)
+            self._check_content(index % len(self.originals), content, recorded)
         for index, why in batch.broken:
             raise ImagesError(
                 f"image '{self.images.ids[index]}' was readable before and is not now: {why} "
                 f"Put it back, or extract into another folder."
             )
 
-    def _compared(self, indices: list[int]) -> tuple[Shaped[Tensor, "n ..."] | None, Mixed | None]:
+    def _compared(self, indices: list[int]) -> tuple[Targets | None, Mixed | None]:
         """What the task loss compares rows with; where images are mixed, also the other one's and the weight."""
         if self.values is None:
             return None, None
@@ -294,7 +295,7 @@ class _Extraction:
             repair = "Pass the model's class indices, or label_space='own' if these are classes of another set."
             options: Json = {"ids": self.images.ids, "hint": repair, "error": ImagesError}
             check_classes(self.labels, count, by="extract", of="labels", **options)
-            if self.as_many and self.images.classes is not None:
+            if self.classes_by_position and self.images.classes is not None:
                 check_count(self.images.classes, count)
         if self.base is not None:
             self.base.check_targets(self.values, count)
@@ -312,11 +313,11 @@ class _Extraction:
         self._write(ROWS, block, columns, {"skipped": [[self.images.ids[index], why] for index, why in rows.broken]})
 
     def _write(self, kind: str, block: int, columns: runner.Columns, notes: Json) -> None:
-        shard, before = disk.write_shard(self.folder, kind, block, columns, notes), self.have.get((kind, block))
+        shard, before = disk.write_shard(self.folder, kind, block, columns, notes), self.shards.get((kind, block))
         if before is not None and before != shard:
             before.path.unlink()
-        self.have[kind, block] = shard
-        self.new.append(shard)
+        self.shards[kind, block] = shard
+        self.written.append(shard)
 
     def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
@@ -328,19 +329,19 @@ class _Extraction:
             )
         self.manifest.rows = _summary(rows)
         for name, probe in self.probes.items():
-            self.manifest.probes[name] |= _summary([self.have[name, shard.index] for shard in rows])
+            self.manifest.probes[name] |= _summary([self.shards[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
-                if (HEAD, 0) not in self.have:
+                if (HEAD, 0) not in self.shards:
                     weight, bias = self.model.head()
                     columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
                     self._write(HEAD, 0, columns, {})
-                self.manifest.probes[name][HEAD] = self.have[HEAD, 0].name
+                self.manifest.probes[name][HEAD] = self.shards[HEAD, 0].name
         if self.hashed:
-            contents, n = _contents(rows), len(self.behind)
+            contents, n = _contents(rows), len(self.originals)
             recorded = dict(enumerate(contents[:n]))
             for row, content in enumerate(contents[n:]):  # augmented images must be the same in every epoch
                 self._check_content(row % n, content, recorded)
-            self.manifest.identity["images"] = hash_images(self.behind.ids, contents[:n])
+            self.manifest.identity["images"] = hash_images(self.originals.ids, contents[:n])
         self.manifest.write(self.folder)
 
 
@@ -384,17 +385,13 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
     return Augmented(images, epochs, augment, size if pixels else None)
 
 
-def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
+def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
     """The manifest to go on with, written before any shard; and a copy of the folder's own, if that was finished."""
     before, previous = disk.read_manifest(folder), None
     leftovers = [path for path in folder.iterdir() if disk.is_leftover(path)]
     if before is None:
         others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and path not in leftovers)
-        if others:
-            raise CacheError(
-                f"to: '{folder}' holds other things ({', '.join(others[:3])}) and no {disk.FILE}. "
-                f"Choose a new or empty folder."
-            )
+        check_empty(folder, others, "cache", f"that of a cache, which has a {disk.FILE}", error=CacheError)
     elif disk.list_shards(folder) or any("shards" in kind for kind in (before.rows, *before.probes.values())):
         # If nothing was ever extracted, settings of that attempt do not bind.
         # The contents of the images are compared as they are read.

@@ -21,12 +21,23 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.cache.labels import names_of_labels, resolve_labels
+from dubito.choices import Precision
 from dubito.data.image_set import ImageSet
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, TableError, ValueRangeError
 from dubito.probes import base_probe
-from dubito.probes.forward import Inputs, Mixed, Precision, Targets
 from dubito.table import Provenance, Table
-from dubito.types import BaseProbe, Classifier, Images, NotingProbe, Probe, SharingProbe, Transform
+from dubito.types import (
+    BaseProbe,
+    Classifier,
+    Images,
+    Inputs,
+    Mixed,
+    NotingProbe,
+    Probe,
+    SharingProbe,
+    Targets,
+    Transform,
+)
 
 Columns = dict[str, Tensor]
 Advance = Callable[..., None]
@@ -75,12 +86,14 @@ class Batch:
         inputs: These images, stacked; None if there are none.
         broken: Indices of the other images, with the reason.
         contents: By index, the hash of every image's content, if `hashed`.
+        ready: Whether the first image that was read is a finished float input.
     """
 
     indices: list[int] = field(default_factory=list)
     inputs: Tensor | None = None
     broken: list[tuple[int, str]] = field(default_factory=list)
     contents: dict[int, bytes] = field(default_factory=dict)
+    ready: bool = False
 
 
 @contextmanager
@@ -181,7 +194,7 @@ class _Reader(Dataset[Any]):
         batch = Batch()
         for index in group:
             try:
-                tensors.append(self._prepare(index, batch.contents))
+                tensors.append(self._prepare(index, batch))
                 batch.indices.append(index)
             except BrokenImageError as error:  # noqa: PERF203 (decoding costs a thousand times more)
                 batch.broken.append((index, str(error)))
@@ -195,21 +208,23 @@ class _Reader(Dataset[Any]):
         batch.inputs = torch.stack(tensors) if tensors else None
         return batch
 
-    def _prepare(self, index: int, contents: dict[int, bytes]) -> Tensor:
+    def _prepare(self, index: int, batch: Batch) -> Tensor:
         try:
             if self.hashed and isinstance(self.images, ImageSet):
-                image, contents[index] = self.images.read_hashed(index)
+                image, batch.contents[index] = self.images.read_hashed(index)
                 if isinstance(image, BrokenImageError):
                     raise image
             else:
                 image = self.images.read(index)
+            if not batch.indices:
+                batch.ready = isinstance(image, Tensor) and image.is_floating_point()
             return image if isinstance(image, Tensor) else self.transform.prepare(image)
         except DubitoError:
             raise
         except Exception as error:  # a user's data set or transform may raise anything
             raise ImagesError(
                 f"image '{self.images.ids[index]}' could not be prepared: {type(error).__name__}: {error}. "
-                f"The data set or the transform raised this; mend it and run the same call again."
+                f"The data set or the transform raised this; fix it and run the same call again."
             ) from error
 
 
@@ -343,7 +358,7 @@ def predict_table(
                 parts.append({key: value for part in columns.values() for key, value in part.items()})
     if not kept:
         raise BrokenImageError(broken[0][1] if broken else f"{images.name} holds no images.")
-    whole: dict[str, Any] = joined(parts)
+    whole: dict[str, Any] = concat_columns(parts)
     whole["feature"] = base.as_stored(whole["feature"])
     labels, space = resolve_labels(images, model, None) if labelled else (None, None)
     if labels is not None:
@@ -372,7 +387,7 @@ def warn_skipped(table: Table, note: str = "", *, stacklevel: int) -> None:
         warnings.warn(f"{of}: {'; '.join(reasons + more)}.{note}", SkippedImagesWarning, stacklevel=stacklevel)
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def concat_columns(parts: Sequence[Columns]) -> Columns:
     """The columns of several batches as one."""
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
 

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dubito.errors import ModelError
-from dubito.probes.forward import Inputs
 from dubito.probes.members import EnsembleProbe
 from dubito.storage import tensors_digest
-from dubito.types import Classifier
+from dubito.types import Classifier, Inputs
 from dubito.validate import check_number
 
 _PLAIN = ("dropout", "alpha_dropout", "feature_alpha_dropout")

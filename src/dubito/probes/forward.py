@@ -12,27 +12,18 @@ A row that is mixed from two images (CutMix, MixUp) has the loss w L(y) + (1 - w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, final, get_args
+from typing import Any, final, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from dubito.choices import KnownLoss
+from dubito.choices import KnownLoss, Precision
 from dubito.errors import ImagesError, ValueRangeError
 from dubito.table import Provenance
-from dubito.types import Classifier, Json, TaskLoss
+from dubito.types import Classifier, Inputs, Json, Mixed, Targets, TaskLoss
 from dubito.validate import check_choice, check_classes
-
-Inputs = Float[Tensor, "n ..."]
-"""A batch of finished inputs."""
-Targets = Shaped[Tensor, "n ..."]
-"""What the task loss compares logits with: the class of each image, or anything else with one row per image."""
-Mixed = tuple[Targets, Float[Tensor, "n"]]
-"""The target of the other image, and the weight of the own one."""
-Precision = Literal["float16", "float32"]
-"""Of values on disk. float16 keeps three digits and values up to 65,504."""
 
 
 @final

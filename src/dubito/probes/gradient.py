@@ -29,9 +29,8 @@ from dubito.errors import ValueRangeError
 from dubito.gradients.parts import Measure
 from dubito.gradients.plan import check_logits
 from dubito.gradients.sweep import Cotangents, Prepared, Sweep, bound_factor, normals, signs
-from dubito.probes.forward import Inputs, Targets
 from dubito.table.columns import families
-from dubito.types import Classifier, Json, depth_weight
+from dubito.types import Classifier, Inputs, Json, Targets, depth_weight
 from dubito.validate import check_choice, check_number
 
 Columns = dict[str, Float64[Tensor, "n l"]]

@@ -27,10 +27,10 @@ from dubito.metrics.information import sub_ensembles
 from dubito.metrics.streaming import MemberStream, VarianceStream, check_temperature
 from dubito.models.load import with_weights
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes.forward import Inputs, Targets, as_classes
+from dubito.probes.forward import as_classes
 from dubito.table.provenance import describe_difference
 from dubito.table.views import MEMBERS
-from dubito.types import Classifier, Json
+from dubito.types import Classifier, Inputs, Json, Targets
 from dubito.validate import check_choice
 
 

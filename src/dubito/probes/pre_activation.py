@@ -18,9 +18,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dubito.choices import Precision
 from dubito.errors import ModelError
-from dubito.probes.forward import Inputs, Precision, Targets, stored
-from dubito.types import Classifier, Json
+from dubito.probes.forward import stored
+from dubito.types import Classifier, Inputs, Json, Targets
 from dubito.validate import check_choice
 
 Pool = Callable[[Tensor], Tensor]

@@ -20,11 +20,11 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubito.choices import Keep
+from dubito.choices import Keep, Precision
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import check_temperature, summarise_groups
-from dubito.probes.forward import Inputs, Precision, Targets, as_classes, stored
-from dubito.types import Classifier, Json, Tiled, Tiling
+from dubito.probes.forward import as_classes, stored
+from dubito.types import Classifier, Inputs, Json, Targets, Tiled, Tiling
 from dubito.validate import check_choice
 
 _LARGEST = 7

@@ -21,9 +21,8 @@ from torchvision.transforms.v2 import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.probes.dropout import pass_seed
-from dubito.probes.forward import Inputs
 from dubito.probes.members import EnsembleProbe
-from dubito.types import Classifier
+from dubito.types import Classifier, Inputs
 from dubito.validate import check_choice, check_number
 
 View = Callable[[Tensor, float], Tensor]
