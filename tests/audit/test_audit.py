@@ -84,6 +84,11 @@ def test_what_cannot_be_audited():
         audit(Colours(), PIXELS, workers=0)
     with pytest.raises(ValueRangeError, match="limit must be a whole number, at least 1; got 0"):
         look(Colours(), limit=0)
+    for name, value, least in (("seed", -1, 0), ("batch_size", 0, 1), ("workers", -1, 0)):
+        with pytest.raises(
+            ValueRangeError, match=f"audit: {name} must be a whole number, at least {least}; got {value}"
+        ):
+            audit(Colours(), PIXELS, **{name: value})
 
 
 def test_the_module_is_left_alone_by_every_check():

@@ -222,6 +222,13 @@ def test_rows_of_every_column(rows, kept):
     assert chosen.skipped == [("c", "broken")]
 
 
+def test_a_single_number_is_no_rows():
+    with pytest.raises(
+        TableError, match=r"rows of table in memory must be .*; got torch\.int64 of shape \(\)\. Choose"
+    ):
+        small().rows(torch.tensor(1))
+
+
 def test_a_mask_on_a_table_of_one_row():
     table = small().rows(slice(0, 1))
     assert table.rows(torch.tensor([True])).id.tolist() == ["a.jpg"]

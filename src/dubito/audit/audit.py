@@ -65,8 +65,14 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     (False, 'probabilities in place of logits')
     """
     classifier = model if isinstance(model, Classifier) else wrap(model)
-    for name, value in (("limit", limit), ("compare", compare)):
-        check_number(value, "[1, inf)", by="audit", what=name, whole=True, hint="Leave it out for the default.")
+    for name, value, least in (
+        ("limit", limit, 1),
+        ("compare", compare, 1),
+        ("seed", seed, 0),
+        ("batch_size", 1 if batch_size is None else batch_size, 1),
+        ("workers", 0 if workers is None else workers, 0),
+    ):
+        check_number(value, f"[{least}, inf)", by="audit", what=name, whole=True, hint="Leave it out for the default.")
     opened = open_images(images, labels)
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))

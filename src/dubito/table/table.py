@@ -209,7 +209,7 @@ def _exact(rows: Rows, n: int, name: str) -> Exact:
     if index.dtype == torch.bool and index.shape == (n,):
         return index.nonzero()[:, 0]
     whole = index.dim() == 1 and not index.is_floating_point() and index.dtype != torch.bool
-    if len(index) == 0 or (whole and bool(((index >= -n) & (index < n)).all())):
+    if index.shape[:1] == (0,) or (whole and bool(((index >= -n) & (index < n)).all())):
         return index.long() % max(n, 1)
     raise TableError(
         f"rows of {name} must be a slice, a mask of {n} booleans or indices below {n}; got {index.dtype} of shape "
