@@ -238,10 +238,10 @@ def has_model_labels(table: Table) -> bool:
     return "logit" in table and "label" in table and table.label_space == "model"
 
 
-def check_model_labels(table: Table, *, by: str) -> None:
+def check_model_labels(table: Table, *, by: str, columns: Sequence[str] = ("logit", "label")) -> None:
     """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then."""
-    table.require("logit", "label", by=by)
-    if not has_model_labels(table):
+    table.require(*columns, by=by)
+    if table.label_space != "model":
         raise TableError(
             f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "
             f"Pass images of the classes that the model was trained for."

@@ -28,7 +28,7 @@ from dubito.metrics.streaming import SUMMARY, MemberStream
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.views import Computed
 from dubito.types import Classifier, finite
-from dubito.validate import check_classes, check_same_model
+from dubito.validate import check_classes, check_model_labels, check_same_model
 
 _ROWS, _NUMBERS = 512, 2**22
 """Most rows of a block, and most member logits in it: a few copies of 32 MB are made."""
@@ -71,12 +71,7 @@ class HeadMasks:
             progress: Whether to show a progress bar on a terminal.
         """
         self.masks_ = None
-        table.require("feature", "label", by="HeadMasks.fit")
-        if table.label_space != "model":
-            raise TableError(
-                f"HeadMasks.fit needs labels that are the model's classes; those of {table.name} are another set's. "
-                f"Fit on images with the classes that the model was trained on."
-            )
+        check_model_labels(table, by="HeadMasks.fit", columns=("feature", "label"))
         weight, bias = _last_layer(table, head)
         width = table.shape("feature")[1]
         if weight.shape[1] != width:

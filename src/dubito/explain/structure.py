@@ -34,7 +34,7 @@ from dubito.explain.pictures import COLOURS, INK, bin_edges, new_figure
 from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import Classifier, finite
-from dubito.validate import check_classes, check_rows
+from dubito.validate import check_classes, check_model_labels, check_rows
 
 _ROWS, _COSINE_BINS, _BINS = 512, 400, 40
 
@@ -336,13 +336,8 @@ def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
 def _check_table(layer: Layer, table: Table, name: str) -> None:
     """Raise TableError unless the table can be of this layer."""
     check_rows(table, by="structure", least=2)
-    table.require("feature", "label", by="structure")
+    check_model_labels(table, by="structure", columns=("feature", "label"))
     layer.check_table(table, by="structure", name=name)
-    if table.label_space != "model":
-        raise TableError(
-            f"structure needs labels of the model's own classes; those of {table.name} are another set's. Pass images "
-            f"of the classes that the model was trained for."
-        )
     check_classes(table.label, len(layer.bias), by="structure", of=f"the labels of {table.name}")
     if "logit" not in table:
         return
