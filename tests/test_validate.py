@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import dubito
 from dubito.errors import TableError, ValueRangeError
+from dubito.explain import filtering
 from dubito.heads import Recipe
+from dubito.protocols import corruption_curve, human_ambiguity, ood_auroc_by_dataset, transfer
+from dubito.scores import tune_regrad
 from dubito.table import Table
 from dubito.validate import check_classes, check_number, check_per_row, settings_from_text
 
@@ -135,3 +139,27 @@ def test_labels_that_are_no_classes(labels):
     check_classes(torch.tensor([0, 2]), 3, by="demo")
     with pytest.raises(TableError, match=r"demo: the labels must be (classes|integers) from 0 to 2"):
         check_classes(torch.tensor(labels), 3, by="demo")
+
+
+NOTHING = Table(logit=torch.zeros(1, 2))
+MODEL = dubito.wrap(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("name", "value"), [("confidence", 95.0), ("resamples", 0), ("seed", -1)])
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (dubito.evaluate, ({}, NOTHING)),
+        (filtering, (torch.eye(2), NOTHING, NOTHING)),
+        (corruption_curve, (MODEL, [], {}, "nowhere")),
+        (ood_auroc_by_dataset, ({}, NOTHING, {})),
+        (transfer, ({}, {})),
+        (human_ambiguity, ({}, NOTHING)),
+        (tune_regrad, (NOTHING,)),
+    ],
+)
+def test_settings_of_the_bootstrap_are_checked_before_any_work(function, arguments, name, value):
+    if function is tune_regrad and name == "confidence":
+        return
+    with pytest.raises(ValueRangeError, match=f"^{function.__name__}: {name} must be a .*number.*; got {value}"):
+        function(*arguments, **{name: value})

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dubito import metrics
-from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.evaluate.evaluate import TITLES, check_fitted_scores, evaluate, has_both, uncertainties
 from dubito.scores import (
     Entropy,
@@ -169,7 +169,8 @@ def test_what_is_not_chosen_costs_nothing(table, monkeypatch):
     monkeypatch.setattr(metrics, "neighbour_matches", never)
     monkeypatch.setattr(metrics, "correct", never)
     others = [key for key in TITLES if key.startswith("ood")]
-    assert set(evaluate({"u": Entropy()}, table, ood=table, metrics=others, **QUICK)["u"]) == set(others)
+    ood = data(50, seed=3)
+    assert set(evaluate({"u": Entropy()}, table, ood=ood, metrics=others, **QUICK)["u"]) == set(others)
     # an array cannot score the OOD images, and need not
     assert evaluate({"u": np.arange(N)}, table, ood=table, metrics=[], **QUICK)["u"] == {}
 
@@ -215,6 +216,13 @@ def test_ood_images():
     assert result["ood_fpr95"].value == metrics.fpr_at_tpr(u, is_ood)
     assert result["ood_auroc"].value > 0.7  # an OOD image is the positive one, and scores high
     assert {"error_auroc", "r_auroc"} <= set(result)
+
+
+def test_images_that_are_in_and_out_of_distribution_are_reported(table):
+    ood = table.rows(slice(0, 9))
+    with pytest.warns(DubitoWarning, match=r"^evaluate: at least 9 of the .* are also in ood \(.*cannot be separated"):
+        evaluate({"u": Entropy()}, table, ood=ood, metrics=["ood_auroc"], **QUICK)
+    evaluate({"u": Entropy()}, table, ood=ood, metrics=["aurc"], **QUICK)  # nothing is separated
 
 
 def test_ood_images_need_no_labels_and_allow_no_arrays(table):

@@ -12,7 +12,7 @@ import dubito
 from dubito import metrics
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.explain.filtering import QUANTILES, filtering
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 subject = importlib.import_module("dubito.explain.filtering")  # the package's attribute is the function
 QUICK = {"resamples": 60}
@@ -131,6 +131,9 @@ def test_what_cannot_be_compared_is_refused():
         filtering(weight, known, Table(feature=torch.zeros(0, 6), name="nothing"))
     with pytest.raises(TableError, match=r"set 1 has features of width 7; weights reads 6. Pass one of the same model"):
         filtering(weight, known, table(10, 7, seed=1))
+    one, other = (Table(feature=known.feature, provenance=Provenance(weights=by)) for by in ("aa", "bb"))
+    with pytest.raises(TableError, match=r"filtering: ood .* must come from one model .* \(bb there, aa here\)"):
+        filtering(weight, one, other)
     with pytest.raises(TableError, match="weights has one class, and so no other cosines"):
         filtering(weight[:1], known, known)
     with pytest.raises(MissingColumnError, match="filtering needs column 'feature'"):

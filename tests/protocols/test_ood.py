@@ -9,7 +9,7 @@ from dubito import metrics
 from dubito.errors import TableError
 from dubito.protocols.ood import ood_auroc_by_dataset
 from dubito.scores import Entropy, MaxProbability
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 QUICK = {"resamples": 40}
 
@@ -79,6 +79,9 @@ def test_text_and_json(id_table):
 
 
 def test_errors(id_table):
+    one, other = (Table(logit=id_table.logit, provenance=Provenance(weights=by)) for by in ("aa", "bb"))
+    with pytest.raises(TableError, match=r"ood_auroc_by_dataset: ood 'cub' .* one model .* \(bb there, aa here\)"):
+        ood_auroc_by_dataset({"entropy": Entropy()}, one, {"cub": other}, **QUICK)
     with pytest.raises(TableError, match="ood_auroc_by_dataset needs at least one OOD table"):
         ood_auroc_by_dataset({"u": Entropy()}, id_table, {})
     with pytest.raises(TableError, match=r"ood_auroc_by_dataset \(none\): table needs at least 1 row; by 2.0 has 0"):

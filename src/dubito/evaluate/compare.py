@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubito.errors import DubitoError, TableError
-from dubito.evaluate.evaluate import TITLES, check_fitted_scores, has_both
+from dubito.evaluate.evaluate import SHARED_WITH_OOD, TITLES, check_fitted_scores, has_both
 from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
 from dubito.result import Axes, Result, axes, plain, plot_intervals
@@ -50,7 +50,7 @@ _NAMES = 6
 """Most names in one sentence."""
 _HARM = {
     "train": "Scores that learn have already seen them and look better than they are. Fit on other images like these.",
-    "ood": "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two.",
+    "ood": SHARED_WITH_OOD,
 }
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]

@@ -26,7 +26,15 @@ from dubito.scores.available import why_not_comparable
 from dubito.scores.registry import by_name, make_score
 from dubito.table import Table, to_tensor
 from dubito.types import Score, finite
-from dubito.validate import check_choice, check_per_row, check_rows, check_same_model, has_model_labels
+from dubito.validate import (
+    check_bootstrap,
+    check_choice,
+    check_per_row,
+    check_rows,
+    check_same_model,
+    has_model_labels,
+    warn_shared,
+)
 
 Plot = Literal["risk_coverage", "ood", "reliability"]
 
@@ -48,6 +56,7 @@ _METRICS: Mapping[str, tuple[Any, ...]] = {
 """Heading, function and columns of every metric; those without column "u" are the model's own."""
 TITLES = {name: title for name, (title, *_) in _METRICS.items()}
 """Every metric by name, and its heading."""
+SHARED_WITH_OOD = "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two."
 _OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
@@ -85,14 +94,12 @@ def evaluate(
     1.0
     """
     check_rows(table, by="evaluate")
-    if ood is not None:
-        check_rows(ood, by="evaluate", what="ood")
-        check_same_model(table, {"ood": ood}, by="evaluate")
+    check_bootstrap(by="evaluate", confidence=confidence, resamples=resamples, seed=seed)
     named = by_name(scores, by="evaluate")
     chosen = frozenset(TITLES if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
     for name in sorted(chosen):
         check_choice(name, TITLES, by="evaluate", what="metrics")
-    ood = ood if chosen & _OF_OOD else None
+    ood = _checked_ood(table, ood, needed=bool(chosen & _OF_OOD))
     if ood is not None and named:
         check_fitted_scores(named, by="evaluate")
 
@@ -115,11 +122,12 @@ def evaluate(
         if "wrong" in columns:
             result.risk_coverage[name] = _risk_coverage(u, columns["wrong"])
         if ood is not None:
-            u_ood = score.score(ood)
+            score.check_columns(ood)
             if why := why_not_comparable(score, table, ood):
                 raise TableError(
                     f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both with the same settings."
                 )
+            u_ood = score.score(ood)
             result.scores[name] |= measured(dict(zip(("u", "is_ood"), measures.join_ood(u, u_ood), strict=True)))
             result.ood[name] = _histogram(u.numpy(), u_ood.numpy())
     return result
@@ -289,6 +297,19 @@ class Evaluation(Result):
         picture.set(title=self.title())
         picture.legend(frameon=False)
         return picture
+
+
+def _checked_ood(table: Table, ood: Any, *, needed: bool) -> Table | None:
+    """The OOD table, if a metric needs it; raises for one without rows or of another model, warns of shared images."""
+    checked: Table | None = ood
+    if checked is None:
+        return None
+    check_rows(checked, by="evaluate", what="ood")
+    check_same_model(table, {"ood": checked}, by="evaluate")
+    if not needed:
+        return None
+    warn_shared(table, checked, by="evaluate", what="ood", harm=SHARED_WITH_OOD)
+    return checked
 
 
 def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from dubito.metrics import Interval, auroc, interval, join_ood
 from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import Classifier, finite
-from dubito.validate import check_rows
+from dubito.validate import check_bootstrap, check_rows, check_same_model
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _CELLS = 2**21
@@ -185,6 +185,7 @@ def filtering(
     >>> result.norm_auroc.value, result.max_cosine_auroc.value  # of four pairs, all; two and two halves
     (1.0, 0.75)
     """
+    check_bootstrap(by="filtering", confidence=confidence, resamples=resamples, seed=seed)
     name, layer = last_layer(of)
     unit = directions(layer.weight)
     if len(unit) < 2:
@@ -192,6 +193,7 @@ def filtering(
     for one in (table, ood):
         check_rows(one, by="filtering")
         layer.check_table(one, by="filtering", name=name)
+    check_same_model(table, {"ood": ood}, by="filtering")
     sides = [_read(unit, one) for one in (table, ood)]
     norms, largest, others = zip(*sides, strict=True)
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)

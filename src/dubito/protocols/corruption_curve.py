@@ -31,7 +31,7 @@ from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval, mean
 from dubito.result import Axes, Result, axes, plain
 from dubito.types import Classifier, Images, Json, Score
-from dubito.validate import check_choice
+from dubito.validate import check_bootstrap, check_choice
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 
@@ -160,6 +160,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
         progress: Whether to show a progress bar on a terminal.
         extraction: Further settings for dubito.extract, such as batch_size or workers.
     """
+    check_bootstrap(by="corruption_curve", confidence=confidence, resamples=resamples, seed=seed)
     check_fitted_scores(scores, by="corruption_curve")
     opened = open_images(images)
     levels = _levels(opened, corruptions, severities, seed)

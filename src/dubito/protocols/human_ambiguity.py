@@ -26,7 +26,7 @@ from dubito.result import Axes, Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table, to_tensor
 from dubito.types import Score, finite
-from dubito.validate import check_choice, check_per_row
+from dubito.validate import check_bootstrap, check_choice, check_per_row
 
 
 def ambiguous_images(sets: Mapping[Any, Collection[int]], none: str = "ambiguous") -> dict[Any, bool]:
@@ -91,6 +91,7 @@ def human_ambiguity(
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
     """
+    check_bootstrap(by="human_ambiguity", confidence=confidence, resamples=resamples, seed=seed)
     if ambiguous is None and degree is None:
         raise TableError(
             "human_ambiguity needs ambiguous= or degree=; got neither. Pass annotations by image or by row."

@@ -21,6 +21,7 @@ from dubito.metrics import Interval, auroc, interval, join_ood
 from dubito.result import Axes, Result, axes, plot_intervals
 from dubito.table import Table
 from dubito.types import Json, Score
+from dubito.validate import check_bootstrap, check_rows, check_same_model
 
 
 def ood_auroc_by_dataset(
@@ -42,9 +43,13 @@ def ood_auroc_by_dataset(
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
     """
+    check_bootstrap(by="ood_auroc_by_dataset", confidence=confidence, resamples=resamples, seed=seed)
     check_fitted_scores(scores, by="ood_auroc_by_dataset")
     if not ood:
         raise TableError("ood_auroc_by_dataset needs at least one OOD table; got none. Pass {'cub200': table, ...}.")
+    for name, table in ood.items():
+        check_rows(table, by=f"ood_auroc_by_dataset ({name})")
+        check_same_model(in_distribution, {f"ood '{name}'": table}, by="ood_auroc_by_dataset")
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
     u_id = uncertainties(scores, in_distribution, by=f"ood_auroc_by_dataset ({in_distribution.name})")
     u_ood = {name: uncertainties(scores, table, by=f"ood_auroc_by_dataset ({name})") for name, table in ood.items()}

@@ -22,6 +22,7 @@ from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
 from dubito.types import Json, Score
+from dubito.validate import check_bootstrap
 
 
 class Published(NamedTuple):
@@ -73,6 +74,7 @@ def transfer(
     >>> transfer({"entropy": Entropy()}, {"tiny": table}, resamples=20).r_auroc["entropy"]["tiny"].value
     1.0
     """
+    check_bootstrap(by="transfer", confidence=confidence, resamples=resamples, seed=seed)
     check_fitted_scores(scores, by="transfer")
     if not tables:
         raise TableError("transfer needs at least one table; got none. Pass some by name: {'cub200': table}.")

@@ -46,7 +46,7 @@ from dubito.scores.gradient import REGrad
 from dubito.table import Table, recorded_settings
 from dubito.table.views import Computed
 from dubito.types import Score
-from dubito.validate import check_number, check_rows, check_same_model
+from dubito.validate import check_bootstrap, check_number, check_rows, check_same_model
 
 GRID: dict[str, Sequence[Any]] = {
     "covariance": ("full", "tied", "diagonal", "spherical"),
@@ -239,6 +239,7 @@ def tune_regrad(
     >>> tune_regrad(Table(gradient=gradient, logit=logit, label=[0] * 4), betas=(0.0, 4.0)).score.beta
     4.0
     """
+    check_bootstrap(by=_BY, resamples=resamples, seed=seed, least=2)
     if isinstance(columns, str) or not columns or not betas:
         raise ValueRangeError(
             f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
