@@ -110,7 +110,7 @@ def test_more_picks_than_the_pool_takes_all_and_says_so():
         assert len(Acquire("core_set").pick(table, 1, labelled=range(10))) == 0
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_what_cannot_be_requested_is_refused():
     table = images(10)
     with pytest.raises(TableError, match="acquire: table needs at least 1 row"):
         Acquire().pick(table.rows([]), 1)

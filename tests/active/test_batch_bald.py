@@ -90,7 +90,7 @@ def test_long_batches_neither_underflow_nor_repeat():
     assert bald(lambda rows: p[rows], np.zeros(60), 3)[0].tolist() == [0, 1, 2]
 
 
-def test_members_that_are_told_apart_are_asked_anew():
+def test_images_that_separate_other_members_come_first():
     """Each image tells two of four members from the others: two halves are worth more than one twice."""
     first, second = [0, 0, 1, 1], [0, 1, 0, 1]
     p = np.eye(2)[[first] * 3 + [second] * 3]

@@ -86,7 +86,7 @@ def test_columns_are_alike_in_blocks_and_as_a_whole():
     assert not torch.allclose(members[:, 0], members[:, 1])
 
 
-def test_what_another_model_said_is_gone():
+def test_predictions_of_another_model_are_dropped():
     table = pool().extended(loss=torch.zeros(80), members=torch.zeros(80, 7), logit=torch.zeros(80, 3))
     predicted = LinearTrainer()(table, torch.arange(30)).extend(table)
     assert set(predicted.columns) == {"feature", "label", "logit"}

@@ -83,7 +83,7 @@ def test_greedy_choices_are_those_of_brute_force(feature, kind):
     assert diverse(distances, kind, free, 8, u=u, rng=np.random.default_rng(0)).tolist() == expected
 
 
-def test_images_of_far_clusters_are_told_apart():
+def test_images_of_far_clusters_are_distinguished():
     """Two clusters 400 apart, whose images differ by thousandths: products of features would lose them."""
     draw = torch.Generator().manual_seed(1)
     feature = torch.randn(40, 8, generator=draw) * 1e-3 + torch.tensor([100.0, -100.0]).repeat(20)[:, None]

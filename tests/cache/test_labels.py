@@ -97,7 +97,7 @@ def test_names_that_the_model_does_not_know_are_reported():
         assert resolve(["p", "q"], TIMM) == ([0, 1], "own")
 
 
-def test_no_warning_where_the_user_has_said_it():
+def test_no_warning_where_the_user_chose_the_label_space():
     assert resolve(["p", "q"], TIMM, "own") == ([0, 1], "own")
     assert resolve(["p", "q"], TIMM, "model") == ([0, 1], "model")
     assert resolve(["p", "q"], None) == ([0, 1], "model")

@@ -58,7 +58,7 @@ def test_views_keep_the_provenance(model, folder, tmp_path):
     assert all(view.provenance == table.provenance for view in [*views, next(table.batches(size=3))])
 
 
-def test_fine_tuning_and_another_version_are_told_apart(model):
+def test_fine_tuning_and_another_version_are_distinguished(model):
     tuned = copy.deepcopy(model.module)
     with torch.no_grad():
         tuned[0].bias[0] += 1e-3

@@ -46,7 +46,7 @@ def test_table_names_metrics_and_scores(run: Run, labelled: Path) -> None:
         assert text in answer.out
 
 
-def test_density_is_one_that_suits_the_images_unless_it_is_asked_for(run: Run, labelled: Path, monkeypatch) -> None:
+def test_density_is_one_that_suits_the_images_unless_it_is_requested(run: Run, labelled: Path, monkeypatch) -> None:
     """Full covariances of wide features take minutes, so nobody gets them without a word."""
     options = ("evaluate", labelled, "--train", labelled, "--resamples", 5, "--metric", "error_auroc", "--json")
     made: list[dubito.Density] = []
@@ -181,7 +181,7 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
     assert not any("noise" in note for note in result["notes"])
 
 
-def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
+def test_a_truncated_gradient_is_left_out_unless_requested() -> None:
     probe = {"settings": {"last": 1}, "notes": {"layers": ["fc"], "depth": [2], "of": 3}}
     table = dubito.Table(
         logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], provenance=Provenance(probes={"gradient": probe})

@@ -207,7 +207,7 @@ def test_a_head_comes_first_and_the_plain_scores_with_it(run: Run, cache: Path, 
     torch.testing.assert_close(result, expected)
 
 
-def test_beside_scores_that_were_asked_for(run: Run, cache: Path, own: Path) -> None:
+def test_beside_requested_scores(run: Run, cache: Path, own: Path) -> None:
     write_head(own / "mine", head_of(cache))
     for options in (("-s", "entropy"), ("-s", "head", "-s", "entropy")):
         result = run("score", cache, "--head", own / "mine", *options, "--json").json
@@ -220,7 +220,7 @@ def test_no_head_is_trained_in_passing(run: Run, cache: Path, labelled: Path) ->
     assert not any("head" in note for note in result["notes"])
 
 
-def test_several_heads_are_told_apart(run: Run, cache: Path, own: Path, tmp_path: Path) -> None:
+def test_several_heads_are_distinguished(run: Run, cache: Path, own: Path, tmp_path: Path) -> None:
     write_head(own / "one", head_of(cache, seed=1))
     write_head(own / "two", head_of(cache, seed=2))
     options = ("--head", "one", "--head", f"{own}/two/", "--head", "one", "-s", "entropy", "--json")

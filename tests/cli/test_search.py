@@ -31,7 +31,7 @@ def test_it_is_the_library_s_own_index(index: Path, cache: Path) -> None:
     assert loaded.score == dubito.Entropy()
 
 
-def test_a_cache_is_asked(run: Run, index: Path, cache: Path) -> None:
+def test_a_cache_as_queries(run: Run, index: Path, cache: Path) -> None:
     answer = run("search", "query", index, cache, "--k", 2, "--others", "--sets", "--json")
     table = dubito.open(cache)
     expected = SafeIndex.load(index).search(table, k=2, exclude=table.id, sets=True)
@@ -63,7 +63,7 @@ def test_code_that_an_index_names_is_not_run_unasked(run: Run, cache: Path, imag
     assert not (tmp_path / "evil.py.ran").exists()
 
 
-def test_images_are_asked_through_the_model_of_the_index(
+def test_images_as_queries_go_through_the_model_of_the_index(
     run: Run, index: Path, cache: Path, images: Path, weights: Path
 ) -> None:
     answer = run("search", "query", index, images, "--weights", weights, "--k", 1, "--json")

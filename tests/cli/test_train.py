@@ -117,7 +117,7 @@ def test_options_become_the_recipe(run: Run, labelled: Path, own: Path) -> None:
     assert config.trained["recipe"] == expected.to_json()
 
 
-def test_a_head_from_zero_is_told_of(run: Run, labelled: Path) -> None:
+def test_a_head_from_zero_is_reported(run: Run, labelled: Path) -> None:
     answer = run("train", labelled, "--to", "mine", *QUICK, "--set", "init=zero", "--json")
     assert (answer.code, answer.json["recipe"]["init"]) == (0, "zero")
     assert any("has not learned anything" in note for note in answer.json["notes"]), answer.json["notes"]

@@ -162,9 +162,9 @@ def test_half_of_the_rows_are_blurred_or_covered():
 
 def test_blurs_are_those_of_corruptions():
     augment = Augment(strong="blur", strong_share=1.0)
-    ladder = [corrupt(NOISE, "blur", severity).tobytes() for severity in range(1, 6)]
+    corrupted = [corrupt(NOISE, "blur", severity).tobytes() for severity in range(1, 6)]
     result = {augment.strengthen(NOISE, epoch=0, index=photo).tobytes() for photo in range(60)}
-    assert result == set(ladder)
+    assert result == set(corrupted)
 
 
 def test_augmix_changes_half_of_the_rows():
@@ -307,7 +307,7 @@ def test_a_row_is_the_same_in_any_order_and_process(strong):
     assert len({one.numpy().tobytes() for one in forward}) == 15, "no two rows are alike"
 
 
-def test_a_mixed_row_shows_what_mixing_tells():
+def test_a_mixed_row_shows_what_mixing_reports():
     for strong, size in itertools.product(("mixup", "cutmix"), ((60, 40), None)):
         result = rows(FLAT, 8, size, strong=strong, jitter=0.0)
         partners, weights = result.mixing(range(40))

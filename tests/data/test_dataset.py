@@ -199,14 +199,14 @@ def changed_at(index: int, kind: str) -> tuple[DatasetImages, DatasetImages]:
     x = torch.randn(300, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     other = x.clone()
     other[index] += 100
-    makers = {
+    constructors = {
         "items": lambda rows: Pictures(list(rows)),
         "list": list,
         "tensors": TensorDataset,
         "subset of items": lambda rows: TorchSubset(Pictures(list(rows)), range(300)),
         "subset of tensors": lambda rows: TorchSubset(TensorDataset(rows), range(300)),
     }
-    return DatasetImages(makers[kind](x)), DatasetImages(makers[kind](other))
+    return DatasetImages(constructors[kind](x)), DatasetImages(constructors[kind](other))
 
 
 @pytest.mark.parametrize("kind", ["items", "list", "tensors", "subset of items", "subset of tensors"])

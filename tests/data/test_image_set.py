@@ -208,7 +208,7 @@ def test_a_users_own_images_have_no_hashed_reads():
     assert not Corrupted(Labelled(UserImages(), torch.tensor([0] * 5)), "blur", 1).hashed_reads
 
 
-def test_parts_are_told_apart_by_their_borders():
+def test_parts_are_distinguished_by_their_borders():
     assert hash_parts(b"ab", b"c") != hash_parts(b"a", b"bc")
     assert hash_parts(b"") != hash_parts()
 

@@ -50,7 +50,7 @@ def test_logits_are_the_masked_layer(fitted):
         torch.testing.assert_close(fitted.logits(z)[:, member], z[:, kept] @ weight[:, kept].T + bias)
 
 
-def test_columns_are_computed_when_asked_for(fitted, monkeypatch):
+def test_columns_are_computed_on_request(fitted, monkeypatch):
     table = fitted.extend(table_of(1100, seed=2))
     probs = table.whole("masks_logit").softmax(-1).transpose(0, 1)
     summary = table.whole("masks")

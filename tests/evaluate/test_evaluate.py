@@ -317,7 +317,7 @@ def test_an_unknown_score_is_not_there(result):
         result["oracle"]
 
 
-def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
+def test_ensembles_of_different_settings_are_not_compared(table):
     def dropped(of, rate):
         logits, stream = torch.randn(len(of), 4, C, generator=torch.Generator().manual_seed(0)), metrics.MemberStream()
         stream.add(logits)
@@ -337,7 +337,7 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
     assert "ood_auroc" in evaluate({"u": Entropy()}, known, ood=dropped(ood, 0.2), **QUICK)["u"]
 
 
-def test_gradients_that_were_asked_otherwise_are_not_compared():
+def test_gradients_of_different_settings_are_not_compared():
     def table(sigma: float) -> Table:
         probe = {"settings": {"copies": 4, "sigma": sigma}, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
         columns = {name: torch.rand(20, 1) for name in ("gradient", "gradient_predicted", "gradient_uniform")}

@@ -35,7 +35,7 @@ def test_of_a_classifier_a_layer_and_weights():
     assert (name, bare.bias.tolist()) == ("weights", [0.0] * 4)
 
 
-def test_an_unseen_model_without_a_transform_is_told_what_to_do():
+def test_an_unseen_model_without_a_transform_is_reported_with_a_repair():
     model = dubito.wrap(Small())
     with pytest.raises(ModelError, match=r"has not seen a batch yet.*Call features\(x\) once before"):
         last_layer(model)

@@ -57,7 +57,7 @@ def test_one_image_is_one_verdict(guard: Guard) -> None:
         assert 0 <= share <= 1
 
 
-def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
+def test_the_guarantee_holds_on_the_calibration_images(guard: Guard) -> None:
     result = guard.threshold
     assert guard.rows.items() >= {"learn": 90, "select": 90, "calibrate": 420}.items()
     assert result.of == 420
@@ -66,7 +66,7 @@ def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
     assert "at most 15 % of the accepted images are wrong, with confidence 95 %" in str(guard)
 
 
-def test_images_unlike_the_known_ones_are_refused_and_told(guard: Guard) -> None:
+def test_images_unlike_the_known_ones_are_refused_and_reported(guard: Guard) -> None:
     verdict = guard(300 * torch.ones(3, 6, 6))
     assert isinstance(verdict, Verdict)
     assert not verdict.accept
@@ -106,7 +106,7 @@ def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
 
 
 @pytest.mark.parametrize("kind", ["coverage", "false_alarms"])
-def test_other_promises(kind: str) -> None:
+def test_other_guarantees(kind: str) -> None:
     table, new = blobs(800), blobs(6000, seed=1)
     result = Guard.fit(None, table, **{kind: 0.8 if kind == "coverage" else 0.2})
     judged = result.decide(new)
@@ -188,7 +188,7 @@ def test_all_wrong_is_refused() -> None:
         Guard.fit(None, table.extended(label=(table.logit.argmax(1) + 1) % 4))
 
 
-def test_labels_that_tell_nothing() -> None:
+def test_labels_that_show_nothing() -> None:
     table = blobs(100)
     with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'label'"):
         Guard.fit(None, Table(logit=table.logit))
@@ -229,7 +229,7 @@ def test_images_need_the_model() -> None:
         Guard.fit(None, blobs(200), 0.3)(inputs(2))
 
 
-def test_what_is_asked_for_must_make_sense() -> None:
+def test_what_is_requested_must_make_sense() -> None:
     table = blobs(200)
     with pytest.raises(ValueRangeError, match=r"keeps one guarantee; got risk and coverage\. Choose one of them\."):
         Guard.fit(None, blobs(10), risk=0.05, coverage=0.9)
@@ -315,7 +315,7 @@ def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
         decide(Guard.fit(None, blobs(300), 0.3), "cache/new")
 
 
-def test_the_whole_of_it_keeps_the_promise() -> None:
+def test_the_guarantee_holds_end_to_end() -> None:
     """`Guard.fit` 60 times, scores chosen, weighed and gated anew. 4,000 other images tell the true error rate to
     about 0.005; it lies above the risk as rarely as guaranteed, though much is accepted."""
     new = blobs(4000, seed=999, noise=1.4)

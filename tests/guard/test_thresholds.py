@@ -91,7 +91,7 @@ def test_bonferroni_shares_the_level() -> None:
 
 
 @pytest.mark.parametrize("testing", ["fallback", "bonferroni"])
-def test_the_promise_is_kept_in_as_many_draws_as_it_says(testing: str) -> None:
+def test_the_guarantee_holds_in_as_many_draws_as_it_states(testing: str) -> None:
     """At risk 0.06, 400 draws of 60 + 240: at most 5 % may be too risky; 2.6 standard errors are added."""
     broken = 0
     for seed in range(400):
@@ -123,7 +123,7 @@ def test_with_many_images_a_rise_in_between_is_jumped() -> None:
     assert 0.79 < result.value <= 0.8 + 0.02 / 0.95  # (0.02 + t - 0.8) / t <= 0.05
 
 
-def test_the_promise_is_kept_where_the_rate_rises_and_falls() -> None:
+def test_the_guarantee_holds_where_the_rate_rises_and_falls() -> None:
     broken = 0
     for seed in range(400):
         t = threshold(gap(100, seed), gap(400, 10_000 + seed), risk=0.05, confidence=0.95)
@@ -280,7 +280,7 @@ def test_shares_hold_with_ties() -> None:
     assert kept / 300 >= 0.9 - 2.6 * (0.9 * 0.1 / 300) ** 0.5
 
 
-def test_the_promise_is_kept_with_ties() -> None:
+def test_the_guarantee_holds_with_ties() -> None:
     """u takes four values, wrong with 0, 2, 20 and 60 %: R is 0.01 up to 1, and 0.0733 up to 2, which is too much."""
     broken = accepted = 0
     for seed in range(400):

@@ -87,7 +87,7 @@ def test_reasons(changes: dict[str, Any], reason: str) -> None:
     assert decisions(**changes)[0].reason == reason
 
 
-def test_classes_without_names_are_told_by_number() -> None:
+def test_classes_without_names_are_reported_by_number() -> None:
     unnamed = decisions(**REFUSED, classes=None, probability=torch.tensor([[0.4, 0.3]], dtype=torch.float64))
     assert unnamed[-1].reason == "ambiguous between class 0 and class 2 (0.40 and 0.30)"
     assert str(unnamed[0]).startswith("a.png: abstain class 0 (0.400, aleatoric 0.50, epistemic 0.50): ambiguous")

@@ -36,7 +36,7 @@ def wrapped(module: nn.Module, **options) -> dubito.models.WrappedClassifier:
     return dubito.wrap(module, transform=None, name="mine", **options)
 
 
-def test_kept_and_read_back_it_says_what_it_said_in_training(tmp_path):
+def test_saved_and_loaded_it_returns_the_same_as_in_training(tmp_path):
     model, x = trained(), batches(16)[0][0]
     head = UncertaintyHead.from_joint(model, wrapped(model.module))
     read = UncertaintyHead.from_pretrained(head.save_pretrained(tmp_path / "head"))

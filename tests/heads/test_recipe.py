@@ -85,7 +85,7 @@ def test_plans(rows, batch):
 
 
 @given(rows=st.integers(1, 10**7), batch=st.integers(1, 5000).map(lambda half: 2 * half), table=st.integers(2, 10**7))
-def test_rows_that_are_asked_for_are_seen(rows, batch, table):
+def test_requested_rows_are_seen(rows, batch, table):
     steps = Recipe(rows=rows + 1, batch=batch).plan(table).steps
     at_once = min(batch, table)
     assert abs(steps * at_once - (rows + 1)) <= at_once

@@ -71,7 +71,7 @@ class Watched:
         return result
 
 
-def test_the_expected_loss_as_a_column_is_computed_when_it_is_asked_for():
+def test_the_expected_loss_as_a_column_is_computed_on_request():
     column = Watched(logits())
     table = with_expected_loss(Table(logit=column, feature=torch.zeros(20, 2)), 2.0)
     assert table.shape("loss") == (20,)
@@ -140,17 +140,17 @@ def test_with_expected_loss_needs_logits():
 def test_the_three_targets():
     z, loss = logits(3000), torch.rand(3000, generator=torch.Generator().manual_seed(1))
     table = Table(logit=z, loss=loss)
-    given_ = target_column(table, Recipe())
-    assert (given_.dtype, given_.shape) == (torch.float32, (3000,))
-    assert torch.equal(given_, loss)
+    passed = target_column(table, Recipe())
+    assert (passed.dtype, passed.shape) == (torch.float32, (3000,))
+    assert torch.equal(passed, loss)
     expected = target_column(table.select("logit"), Recipe(target="expected", temperature=1.7))
     own = softmax(z.double().numpy() / 1.7, axis=1)
     np.testing.assert_allclose(
         expected.numpy(), -(own * log_softmax(z.double().numpy(), axis=1)).sum(1), rtol=1e-5, atol=1e-7
     )
     mixed = target_column(table, Recipe(target="mixed", temperature=1.7, mix=0.25))
-    torch.testing.assert_close(mixed, 0.75 * given_ + 0.25 * expected)
-    assert torch.equal(target_column(table, Recipe(target="mixed", mix=0.0)), given_)
+    torch.testing.assert_close(mixed, 0.75 * passed + 0.25 * expected)
+    assert torch.equal(target_column(table, Recipe(target="mixed", mix=0.0)), passed)
 
 
 def test_the_column_outlives_its_file():

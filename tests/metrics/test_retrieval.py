@@ -83,7 +83,7 @@ def test_nearest_with_many_ties_is_the_brute_force(rows):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_cosines_closer_than_float32_are_told_apart():
+def test_cosines_closer_than_float32_are_distinguished():
     # 1 - cos is 5e-13 · k²: all are 1 in float32, and the differences to the next are above 1e-12
     step = 1e-6 * np.array([0.0, 7.0, 3.0, 50.0, 44.0, 12.0, 20.0, 30.0])
     features = np.stack([np.ones(8), step], 1)

@@ -136,7 +136,7 @@ def make():
 """
 
 
-def test_what_wrap_was_told_is_kept(write):
+def test_arguments_of_wrap_are_kept(write):
     write(WRAPPED.replace("CLASSES", "['ant', 'bee']").replace("HEAD", "'fc'"))
     model = dubito.load("python:my_models.py:make", device="cpu")
     assert (model.name, model.classes, model.output) == ("python:my_models.py:make", ["ant", "bee"], "probabilities")
@@ -308,7 +308,7 @@ def test_a_file_that_fails(write, code, line, kind):
     assert not [name for name in sys.modules.keys() - before if "my_models" in name]
 
 
-def test_a_relative_import_is_told_its_package(write):
+def test_a_relative_import_without_a_package_is_reported(write):
     write("from .layers import x", "pack/nets.py")
     write("x = 1", "pack/layers.py")
     assert error_of("python:pack/nets.py:make").endswith(

@@ -167,7 +167,7 @@ def test_random_augmentation_is_refused(augmentation):
         )
 
 
-def test_a_callable_that_gives_no_tensor_is_told_so():
+def test_a_callable_that_returns_no_tensor_is_reported():
     with pytest.raises(
         ModelError, match=r"transform must turn an image into a tensor; got Image\. End it with .*ToTensor\(\)"
     ):

@@ -188,7 +188,7 @@ def test_put_weights_fills_the_module():
     assert net.fc.weight.dtype == torch.float32
 
 
-def test_weights_that_do_not_fit_are_told_apart_and_nothing_is_loaded():
+def test_weights_that_do_not_fit_are_reported_and_nothing_is_loaded():
     net = Net(classes=4)
     before = net.fc.weight.clone()
     weights = {"fc.weight": WEIGHTS["fc.weight"], **{f"old.{i}": torch.ones(1) for i in range(5)}}

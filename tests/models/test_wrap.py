@@ -106,13 +106,13 @@ class Looped(nn.Module):
 
 
 @pytest.mark.parametrize("head", [None, "fc"])
-@pytest.mark.parametrize(("alone", "came"), [(True, "(6,)"), (False, "(1, 6)")])
-def test_a_loop_over_images_is_reported(alone, came, head):
+@pytest.mark.parametrize(("alone", "shape"), [(True, "(6,)"), (False, "(1, 6)")])
+def test_a_loop_over_images_is_reported(alone, shape, head):
     with pytest.raises(ModelError) as error:
         wrap(Looped(alone), head=head).features(X)
     assert str(error.value) == (
         "Looped: its last linear layer must see all images of a batch at once, (n, 6); for 2 images it was called 2 "
-        f"times, with inputs of shape {came}. Write its forward without a loop over images."
+        f"times, with inputs of shape {shape}. Write its forward without a loop over images."
     )
 
 
@@ -214,7 +214,7 @@ def test_a_hidden_layer_as_wide_as_the_output_is_not_the_head():
     assert torch.equal(model.head()[0], module.fc.weight)
 
 
-def test_twins_are_told_apart_by_their_place():
+def test_identical_layers_are_distinguished_by_their_place():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].load_state_dict(module[0].state_dict())
     x = X[:, :3]

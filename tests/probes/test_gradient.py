@@ -208,7 +208,7 @@ def test_notes_before_and_after():
     assert probe.notes()["layers"] == ["0", "4"]
 
 
-def test_what_falls_back_is_reported_only_where_it_is_asked_for():
+def test_what_falls_back_is_reported_only_where_it_is_requested():
     torch.manual_seed(0)
     module = rows(Twice(48, 6), nn.Tanh(), nn.Linear(6, C))
     model, x = classifier(module), inputs(3, 3, 4, 4)

@@ -91,7 +91,7 @@ def test_every_partition_against_the_chain_rule(models):
     assert "members_between" not in Members(models[:5]).run(models[0], X, None)  # five have no sub-ensembles
 
 
-def test_logits_only_when_asked_for(models):
+def test_logits_only_on_request(models):
     assert set(Members(models[:4]).run(models[0], X, LABEL)) == {"members", "members_between", "members_loss"}
     kept = Members(models[:4], keep="logits").run(models[0], X, None)["members_logit"]
     assert (kept.shape, kept.dtype) == ((7, 4, 3), torch.float32)

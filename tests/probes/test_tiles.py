@@ -217,7 +217,7 @@ def test_temperature_divides_tile_logits():
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [("float16", 1e-3), ("float32", 1e-6)])
-def test_logits_are_kept_when_asked_for_as_the_model_gives_them(dtype, digits):
+def test_logits_are_kept_on_request_as_the_model_returns_them(dtype, digits):
     model, x = grid_network(), pixels()
     columns = Tiles([2, 7], keep="logits", temperature=3.0, dtype=dtype).run(model, x, None)
     assert [*columns] == ["tiles_2", "tiles_7", "tiles_2_logit", "tiles_7_logit"]
@@ -298,7 +298,7 @@ def test_windows_are_those_of_adaptive_pooling():
         torch.testing.assert_close(result, expected)
 
 
-class Foreign:
+class OtherClassifier:
     """A classifier of someone else: the contract, and nothing more."""
 
     def __init__(self, model: WrappedClassifier) -> None:
@@ -311,10 +311,10 @@ class Foreign:
 def test_any_classifier_with_a_square_map_will_do():
     model, x = grid_network(), pixels()
     expected = Tiles().run(model, x, LABEL)
-    result = Tiles().run(Foreign(model), x, LABEL)
+    result = Tiles().run(OtherClassifier(model), x, LABEL)
     assert all(torch.allclose(result[name], expected[name], atol=1e-6) for name in expected)
     with pytest.raises(ModelError) as error:
-        Tiles().run(Foreign(model), pixels(h=3, w=4), None)
+        Tiles().run(OtherClassifier(model), pixels(h=3, w=4), None)
     assert str(error.value) == (
         "tiles: the feature map of foreign has 12 tiles, which form no square, and it does not report their height and "
         "width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."

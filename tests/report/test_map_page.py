@@ -152,7 +152,7 @@ def test_where_ten_colours_are_too_few_the_uncertainty_has_them():
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colours_can_be_told_apart(sight):
+def test_colours_can_be_distinguished(sight):
     seen = np.array([oklab(SIGHT[sight] @ linear(shade)) for shade in (*COLOURS, OTHER)])
     apart = np.linalg.norm(seen[:, None] - seen[None], axis=-1) + np.eye(len(seen))
     assert apart.min() > 0.07

@@ -55,7 +55,7 @@ def test_a_column_of_the_model_itself_that_is_missing_is_worth_a_note():
     assert "grad_norm" not in result.not_extracted
 
 
-def test_the_density_suits_the_table_unless_it_was_asked_for():
+def test_the_density_suits_the_table_unless_it_was_requested():
     table, fit = images(30), images(90, 1)
     quick = available_scores(table, fit)
     expected = default_density(fit, most=QUICK)
@@ -99,7 +99,7 @@ def test_a_truncated_gradient_is_left_out_unless_named():
         available_scores(table, names=["regrad"])
 
 
-def test_what_was_asked_for_and_cannot_be_made_is_an_error():
+def test_what_was_requested_and_cannot_be_made_is_an_error():
     table = Table(logit=[[1.0, 0.0]])
     with pytest.raises(MissingColumnError, match=r"mahalanobis\.score needs column 'feature'"):
         available_scores(table, names=["mahalanobis"])

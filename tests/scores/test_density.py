@@ -205,7 +205,7 @@ def test_some_neurons():
         Density(neurons=7).fit(train)
 
 
-def test_memory_is_asked_for_beforehand():
+def test_memory_is_requested_beforehand():
     # 2 x 1000 x 1280 x 1280 x 8 bytes: the features themselves are never read.
     train = Table(feature=torch.zeros(1, 1280).expand(1000, 1280), label=torch.arange(1000))
     with pytest.raises(ValueRangeError) as error:

@@ -33,7 +33,7 @@ def test_by_hand():
     assert energy(logits, 2.0).item() == pytest.approx(-2 * math.log(6**0.5 + 3**0.5 + 1), abs=1e-6)
 
 
-def test_cool_by_hand():
+def test_scaled_entropy_by_hand():
     # 0.5 of the logits log 4, 0: exp = 2, 1: p = 2/3, 1/3 and H = log 3 - 2/3 log 2
     table = Table(logit=[[math.log(4), 0.0]])
     assert ScaledEntropy(scale=0.5).score(table).item() == pytest.approx(LOG3 - 2 / 3 * LOG2, abs=1e-12)

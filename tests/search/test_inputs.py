@@ -143,7 +143,7 @@ def test_further_errors(items):
         one.search(np.ones((1, D)), [0.1], k=1, exclude=["0"])
 
 
-def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
+def test_classes_are_required_where_thresholds_need_them(items, queries):
     with pytest.raises(TableError, match="per_class=True needs the class of every item"):
         SafeIndex.build(items["feature"], items["u"], per_class=True)
     index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)

@@ -98,7 +98,7 @@ def test_caches(cached, rows):
     same(both.rows([68, 0, 23, 46, 22]), memory.rows([22, 0, 0, 0, 22]))
 
 
-def test_nothing_is_read_before_it_is_asked_for():
+def test_nothing_is_read_before_it_is_requested():
     class Column:
         shape, reads = (5,), 0
 
@@ -210,7 +210,7 @@ def test_the_known_task_loss_stays_known():
     assert concat(Table(logit=[[1.0]]), bce).provenance is None  # arrays come from an unknown model
 
 
-def said_by(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
+def predictions_of(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
     """What one model says of eight photographs."""
     logit = 2 * torch.randn(n, c, generator=torch.Generator().manual_seed(seed))
     columns = {"logit": logit, "feature": logit, "label": torch.arange(n) % 3, "id": [f"{i}.png" for i in range(n)]}
@@ -220,7 +220,7 @@ def said_by(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
 
 
 def test_an_ensemble_of_tables():
-    tables = [said_by(seed) for seed in range(3)]
+    tables = [predictions_of(seed) for seed in range(3)]
     both = ensemble(tables)
     assert both.columns == ("id", "label", "logit", "members_logit")  # features of different models are not comparable
     assert torch.equal(both.whole("members_logit"), torch.stack([table.logit for table in tables], 1))
@@ -238,7 +238,7 @@ def test_an_ensemble_of_tables():
 
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(2, 7), [0], [7, 0, 7, 3], [], [-1, 1]])
 def test_rows_of_an_ensemble(rows):
-    tables = [said_by(seed) for seed in range(3)]
+    tables = [predictions_of(seed) for seed in range(3)]
     same(ensemble(tables).rows(rows), ensemble([table.rows(rows) for table in tables]))
     same(chosen_rows(ensemble(tables), torch.tensor([5, 2])), ensemble([table.rows([5, 2]) for table in tables]))
     same(concat(ensemble(tables), ensemble(tables)).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
@@ -249,7 +249,7 @@ def test_an_ensemble_of_caches(cached):
     same(ensemble([disk, memory]).rows(slice(3, 17)), ensemble([memory, memory]).rows(slice(3, 17)))
 
 
-def test_an_ensemble_reads_nothing_before_it_is_asked():
+def test_an_ensemble_reads_nothing_before_it_is_used():
     class Column:
         shape, reads = (5, 2), 0
 
@@ -263,29 +263,29 @@ def test_an_ensemble_reads_nothing_before_it_is_asked():
 
 
 def test_an_ensemble_knows_its_models():
-    one, two = said_by(1), said_by(2)
+    one, two = predictions_of(1), predictions_of(2)
     both = ensemble([one, two])
     assert (both.name, both.model_id) == ("ensemble of cache/1, cache/2", ensemble([one, two]).model_id)
     assert both.provenance == Provenance("ensemble of m1, m2", members=(one.provenance, two.provenance))
     assert both.model_id not in (one.model_id, two.model_id, ensemble([two, one]).model_id, None)
     assert (
-        ensemble([one, said_by(2, provenance=Provenance("m2"))]).model_id,
-        ensemble([one, said_by(2, provenance=None)]).provenance,
+        ensemble([one, predictions_of(2, provenance=Provenance("m2"))]).model_id,
+        ensemble([one, predictions_of(2, provenance=None)]).provenance,
     ) == (
         None,
         None,
     )
-    many = [said_by(seed, n=200, label=torch.arange(200) % 3) for seed in (1, 2)]
+    many = [predictions_of(seed, n=200, label=torch.arange(200) % 3) for seed in (1, 2)]
     fitted = Temperature().fit(ensemble(many))
     fitted.score(both)
     with pytest.raises(TableError, match="must come from one model"):
         fitted.score(one)
     with pytest.raises(TableError, match="must come from one model"):
-        fitted.score(ensemble([one, said_by(3)]))
+        fitted.score(ensemble([one, predictions_of(3)]))
 
 
 def test_what_is_no_ensemble():
-    one = said_by(1)
+    one = predictions_of(1)
     for tables, got in (([], 0), ([one], 1), (one, 1)):
         refused(
             f"ensemble needs at least two tables, one per model; got {got}. Pass them as a list.", tables, by=ensemble
@@ -293,37 +293,37 @@ def test_what_is_no_ensemble():
     refused(
         "ensemble: cache/1 and cache/2 must have the same images; they have 8 and 7 rows, 0 and 1 skipped. "
         "Extract the same images with every model.",
-        [one, said_by(2, n=7, skipped=[("7.png", "broken")])],
+        [one, predictions_of(2, n=7, skipped=[("7.png", "broken")])],
         by=ensemble,
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same classes; they have 3 and 4 logits. Members of one ensemble "
         "share their classes, in one order.",
-        [one, said_by(2, c=4)],
+        [one, predictions_of(2, c=4)],
         by=ensemble,
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same classes; class 1 is 'dog' and 'owl'. Members of one ensemble "
         "share their classes, in one order.",
-        [said_by(1, classes=["cat", "dog", "owl"]), said_by(2, classes=["cat", "owl", "dog"])],
+        [predictions_of(1, classes=["cat", "dog", "owl"]), predictions_of(2, classes=["cat", "owl", "dog"])],
         by=ensemble,
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same images; row 2 is '2.png' and 'two.png'. Extract the same "
         "images, in one order, with the same labels.",
-        [one, said_by(2, id=["0.png", "1.png", "two.png", *(f"{i}.png" for i in range(3, 8))])],
+        [one, predictions_of(2, id=["0.png", "1.png", "two.png", *(f"{i}.png" for i in range(3, 8))])],
         by=ensemble,
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same labels; row 7 is '1' and '0'. Extract the same images, in "
         "one order, with the same labels.",
-        [one, said_by(2, label=[0, 1, 2, 0, 1, 2, 0, 0])],
+        [one, predictions_of(2, label=[0, 1, 2, 0, 1, 2, 0, 0])],
         by=ensemble,
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same labels; those of one are the model's classes, those of the "
         "other another set's. Extract both with the same labels and label_space.",
-        [one, said_by(2, label_space="own")],
+        [one, predictions_of(2, label_space="own")],
         by=ensemble,
     )
     with pytest.raises(MissingColumnError, match="ensemble needs column 'logit'; table in memory has label"):
@@ -331,15 +331,15 @@ def test_what_is_no_ensemble():
 
 
 def test_labels_and_names_of_an_ensemble_are_those_of_any_table_that_has_them():
-    bare = said_by(2, label=None, id=None)
-    assert ensemble([bare, said_by(1, classes=["a", "b", "c"])]).classes == ["a", "b", "c"]
-    assert ensemble([bare, said_by(1)]).label.tolist() == said_by(1).label.tolist()
-    assert ensemble([bare, said_by(1, label_space="own")]).label_space == "own"
+    bare = predictions_of(2, label=None, id=None)
+    assert ensemble([bare, predictions_of(1, classes=["a", "b", "c"])]).classes == ["a", "b", "c"]
+    assert ensemble([bare, predictions_of(1)]).label.tolist() == predictions_of(1).label.tolist()
+    assert ensemble([bare, predictions_of(1, label_space="own")]).label_space == "own"
     assert "label" not in ensemble([bare, bare])
 
 
 def test_a_first_table_that_says_little_hides_no_difference_between_the_others():
-    bare = said_by(0, label=None, id=None)
+    bare = predictions_of(0, label=None, id=None)
     for about, message in (
         ({"id": [f"other/{i}.png" for i in range(8)]}, "same images; row 0 is '0.png' and 'other/0.png'"),
         ({"label": [0, 1, 2, 0, 1, 2, 0, 0]}, "same labels; row 7 is '1' and '0'"),
@@ -347,18 +347,18 @@ def test_a_first_table_that_says_little_hides_no_difference_between_the_others()
         ({"classes": ["cat", "owl", "dog"]}, "same classes; class 1 is 'dog' and 'owl'"),
     ):
         with pytest.raises(TableError, match=f"^ensemble: cache/1 and cache/2 must have the {message}"):
-            ensemble([bare, said_by(1, classes=["cat", "dog", "owl"]), said_by(2, **about)])
+            ensemble([bare, predictions_of(1, classes=["cat", "dog", "owl"]), predictions_of(2, **about)])
 
 
 def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
     places = {"image_index": torch.arange(8) % 4, "epoch": torch.arange(8) // 4}
-    both = ensemble([said_by(1, **places), said_by(2, **places)])
+    both = ensemble([predictions_of(1, **places), predictions_of(2, **places)])
     assert (both.whole("image_index").tolist(), both.whole("epoch").tolist()) == ([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4)
     with pytest.raises(TableError, match="must have the same images; row 1 is '1' and '0'"):
-        ensemble([said_by(1, **places), said_by(2, **{**places, "image_index": torch.arange(8) // 2})])
+        ensemble([predictions_of(1, **places), predictions_of(2, **{**places, "image_index": torch.arange(8) // 2})])
 
 
-def test_ensembles_that_of_different_settings_are_not_joined():
+def test_ensembles_of_different_settings_are_not_concatenated():
     def table(passes: int, **columns: object) -> Table:
         provenance = Provenance(probes={"dropout": {"settings": {"passes": passes}}})
         return Table(
@@ -376,7 +376,7 @@ def test_ensembles_that_of_different_settings_are_not_joined():
     assert concat(table(10).select("loss"), table(20)).columns == ("loss",)
 
 
-def test_gradients_that_of_different_settings_are_not_joined():
+def test_gradients_of_different_settings_are_not_concatenated():
     def table(copies: int, **columns: object) -> Table:
         probe = {"settings": {"copies": copies}, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
         provenance = Provenance(probes={"gradient": probe})
