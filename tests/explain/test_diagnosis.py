@@ -355,7 +355,7 @@ def made(model: str, n: int = 8) -> Table:
     ("error", "text", "call"),
     [
         (TableError, "needs at least one OOD table", lambda t: diagnose(t, {})),
-        (TableError, "ood needs at least 2 rows; .* has 0. Look at", lambda t: diagnose(t, t.rows(slice(0, 0)))),
+        (TableError, "ood needs at least 2 rows; .* has 0. Pass a table", lambda t: diagnose(t, t.rows(slice(0, 0)))),
         (TableError, "ood 'cats' needs at least 2 rows; .* has 1", lambda t: diagnose(t, {"cats": t.rows([0])})),
         (TableError, "table needs at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
         (TableError, "needs at least 4 rows; it has 3. Pass train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
