@@ -19,7 +19,7 @@ from dubito.scores import (
     Temperature,
 )
 from dubito.table import Provenance, Table
-from tests.evaluate.gaussians import QUICK, C, N, data
+from tests.evaluate.gaussians import QUICK, C, N, data, evaluated
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,7 @@ def table() -> Table:
 
 @pytest.fixture(scope="module")
 def result(table):
-    scores = {
-        "max_probability": MaxProbability(),
-        "neighbours": Neighbours(k=3).fit(data(100, seed=5)),
-        "array": torch.linspace(0, 1, N),
-    }
-    return evaluate(scores, table, **QUICK)
+    return evaluated(table)
 
 
 def test_values_are_those_of_the_metrics(table, result):

@@ -11,9 +11,9 @@ import torch
 from dubito import metrics
 from dubito.errors import ValueRangeError
 from dubito.evaluate.evaluate import evaluate
-from dubito.scores import Entropy, MaxProbability, Neighbours
+from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table
-from tests.evaluate.gaussians import QUICK, C, N, data
+from tests.evaluate.gaussians import QUICK, C, N, data, evaluated
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,7 @@ def table() -> Table:
 
 @pytest.fixture(scope="module")
 def result(table):
-    scores = {
-        "max_probability": MaxProbability(),
-        "neighbours": Neighbours(k=3).fit(data(100, seed=5)),
-        "array": torch.linspace(0, 1, N),
-    }
-    return evaluate(scores, table, **QUICK)
+    return evaluated(table)
 
 
 def test_as_json(result):
