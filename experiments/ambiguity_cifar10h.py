@@ -99,7 +99,7 @@ def guarded(other: Table, voted_table: Table, counts: np.ndarray, people: torch.
     print(guard)
     decisions = guard.decide(voted_table)
     called_ambiguous = torch.tensor([verdict.reason.startswith("ambiguous between") for verdict in decisions])
-    pairs = np.sort(decisions.label.numpy(), axis=1)
+    pairs = np.sort(decisions.predicted.numpy(), axis=1)
     votes = np.sort(np.argsort(-counts, axis=1, kind="stable")[:, :2], axis=1)
     same = (pairs == votes).all(1)
     divided = called_ambiguous.numpy() & ((counts > 0).sum(1) > 1)  # where all people agree, there is no second class

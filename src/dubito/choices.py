@@ -59,7 +59,7 @@ Strategy = Literal[
 """How images are chosen for labelling."""
 Layout = Literal["tsne", "umap"]
 """How a map is laid out."""
-Colouring = Literal["label", "prediction", "uncertainty"]
+Colouring = Literal["label", "predicted", "uncertainty"]
 """What the circles of a map are coloured by."""
 
 SetMethod = Literal["lac", "aps"]

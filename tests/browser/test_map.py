@@ -28,7 +28,7 @@ def square() -> Map:
         rows=np.arange(5),
         ids=[*CORNERS, EVIL],
         labels=["cat", "dog", "cat", "dog", EVIL],
-        predictions=["cat", "dog", "dog", "dog", "cat"],
+        predicted=["cat", "dog", "dog", "dog", "cat"],
         score="max_probability",
     )
 
@@ -88,7 +88,7 @@ def test_circles_are_where_they_belong_in_the_colour_of_their_class(shown):
 
 def test_pointing_shows_an_image(shown):
     pointed = shown["pointed"]
-    assert pointed["text"] == ["top right.png", "max probability 0.3", "label: dog", "prediction: dog"]
+    assert pointed["text"] == ["top right.png", "max probability 0.3", "label: dog", "predicted: dog"]
     assert pointed["ring"] == pytest.approx(pointed["place"], abs=1.5)
     assert pointed["picture"].startswith("data:image/jpeg;base64,")
     assert shown["nowhere"] is None
@@ -96,7 +96,7 @@ def test_pointing_shows_an_image(shown):
 
 def test_names_stay_text_on_the_page(shown):
     assert shown["evil"] == {
-        "text": [EVIL, "max probability 0.4", f"label: {EVIL}", "prediction: cat"],
+        "text": [EVIL, "max probability 0.4", f"label: {EVIL}", "predicted: cat"],
         "images": 0,
         "rows": 0,
     }

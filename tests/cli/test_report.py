@@ -30,7 +30,7 @@ def test_wrong_options_are_refused_before_the_layout(run: Run, cache: Path, imag
     assert (answer.code, "Pass --score energy or --head auto." in answer.err) == (2, True)
     answer = run("map", cache, "--to", tmp_path / "map.html", "--colour", "label")
     assert answer.code == 1
-    assert "colour must be one of prediction, uncertainty; got 'label'" in answer.err
+    assert "colour must be one of predicted, uncertainty; got 'label'" in answer.err
     answer = run("map", cache, "--to", tmp_path / "map.html", "--images", tmp_path / "nowhere")
     assert answer.code == 1
     assert "nowhere" in answer.err

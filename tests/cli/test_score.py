@@ -73,8 +73,8 @@ def test_top_is_ordered_by_the_first_score(run: Run, cache: Path) -> None:
     table = dubito.open(cache)
     row = table.id.tolist().index(first["id"])
     p = table.logit[row].double().softmax(-1)
-    assert (first["prediction"], first["probability"]) == (int(p.argmax()), pytest.approx(float(p.max())))
-    assert first["class"] == table.classes[first["prediction"]]
+    assert (first["predicted"], first["probability"]) == (int(p.argmax()), pytest.approx(float(p.max())))
+    assert first["predicted_class"] == table.classes[first["predicted"]]
 
 
 def test_text_names_images_and_classes(run: Run, cache: Path) -> None:
@@ -119,7 +119,7 @@ def test_csv_and_npz_hold_every_row(run: Run, cache: Path, labelled: Path, tmp_p
     assert f"written: {tmp_path / 'new' / 'scores.csv'}" in answer.out
     with (tmp_path / "new" / "scores.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["id", "prediction", "class", "probability", "label", "entropy", "margin"]
+    assert list(rows[0]) == ["id", "predicted", "predicted_class", "probability", "label", "entropy", "margin"]
     table = dubito.open(labelled)
     assert [float(row["entropy"]) for row in rows] == dubito.Entropy().score(table).tolist()
     assert [int(row["label"]) for row in rows] == table.label.tolist()

@@ -40,7 +40,7 @@ def test_a_batch_and_a_table_get_the_same_verdicts(guard: Guard, table: Table) -
     assert torch.equal(from_images.accept, from_table.accept)
     assert from_images.uncertainty.numpy() == pytest.approx(from_table.uncertainty.numpy(), abs=1e-6)
     assert 0 < from_images.coverage < 1
-    assert [verdict.class_name for verdict in from_images] == [CLASSES[k] for k in table.logit[:40].argmax(1)]
+    assert [verdict.predicted_class for verdict in from_images] == [CLASSES[k] for k in table.logit[:40].argmax(1)]
 
 
 def test_one_image_is_one_verdict(guard: Guard) -> None:
@@ -51,7 +51,7 @@ def test_one_image_is_one_verdict(guard: Guard) -> None:
     assert verdict.probability == pytest.approx(many[3].probability)
     assert verdict.accept == many[3].accept
     assert verdict.prediction_set is not None
-    assert verdict.label in verdict.prediction_set
+    assert verdict.predicted in verdict.prediction_set
     for share in (verdict.aleatoric, verdict.epistemic, verdict.density_rank):
         assert share is not None
         assert 0 <= share <= 1

@@ -18,7 +18,7 @@ def decisions(**changes: Any) -> Decisions:
     plain: dict[str, Any] = {
         "ids": ["a.png"],
         "classes": ["ant, emmet", "bee", "cat"],
-        "label": torch.tensor([[0, 2]]),
+        "predicted": torch.tensor([[0, 2]]),
         "probability": torch.tensor([[0.9, 0.05]], dtype=torch.float64),
         "uncertainty": column(0.1),
         "rank": column(0.2),
@@ -100,7 +100,7 @@ def test_verdicts_as_csv_and_json(tmp_path: Path) -> None:
     path = result.to_csv(tmp_path / "new" / "verdicts.csv")
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert row["class_name"] == "ant, emmet"
+    assert row["predicted_class"] == "ant, emmet"
     assert row["prediction_set"] == "0 2"
     assert row["accept"] == "True"
     assert float(row["probability"]) == result[0].to_dict()["probability"] == 0.9
@@ -109,8 +109,8 @@ def test_verdicts_as_csv_and_json(tmp_path: Path) -> None:
 
 
 def test_the_two_most_likely_classes() -> None:
-    p, label = top_two(torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]))
-    assert label.tolist() == [[1, 2], [0, 1]]
+    p, predicted = top_two(torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]))
+    assert predicted.tolist() == [[1, 2], [0, 1]]
     assert p[0].tolist() == pytest.approx(torch.tensor([3.0, 2.0]).sub(3.4076).exp().tolist(), abs=1e-4)
 
 

@@ -78,7 +78,7 @@ def test_the_real_model_is_certain_of_an_espresso_and_uncertain_of_a_blurred_one
     coffee = [photo for photo in photos() if photo[0] == "coffee"]
     result = run_demo(tmp_path, photographs=coffee, progress=False)
     by_name = {image.corruption: image for image in result.images}
-    assert by_name["clean"].short_prediction == "espresso"
+    assert by_name["clean"].short_name == "espresso"
     assert by_name["clean"].probability > 0.8
     assert by_name["blur 4"].scores["entropy"] > by_name["clean"].scores["entropy"] + 1
 

@@ -40,11 +40,11 @@ def test_both_ends(tmp_path: Path):
     assert "Each shows its rank among all 7: 1 is the most uncertain." in text
     assert "median entropy 0.6" in text
     # The label of 000002, the most uncertain of all; 000001 is the most certain.
-    assert re.findall(r"<h2><span>(\w)</span> <small>(.*?)</small>", text) == [
-        ("c", "1 of 7"),
-        ("b", "2 of 7"),
-        ("a", "6 of 7"),
-        ("b", "7 of 7"),
+    assert re.findall(r"<h2><span>(.*?)</span> <small>(.*?)</small>", text) == [
+        ("label: c", "1 of 7"),
+        ("label: b", "2 of 7"),
+        ("label: a", "6 of 7"),
+        ("label: b", "7 of 7"),
     ]
 
 

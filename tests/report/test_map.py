@@ -145,7 +145,7 @@ def test_features_that_are_all_alike_or_one_wide():
     assert np.isfinite(narrow.points).all()
     assert (np.ptp(narrow.points, axis=0) > 1).all()  # points that began on a line could never leave it
     assert narrow.labels is None
-    assert narrow.predictions is None
+    assert narrow.predicted is None
     assert narrow.ids[3] == "3"
 
 
@@ -168,12 +168,12 @@ def test_the_uncertainty_has_its_name():
 def test_names_of_classes_are_shown():
     result = Map.of(images(9, classes=["ant", "bee", "cat"]), [0.0] * 9)
     assert result.labels == ["ant", "bee", "cat"] * 3
-    assert result.predictions == result.labels
+    assert result.predicted == result.labels
     own = Map.of(images(9, classes=["ant", "bee", "cat"], label_space="own"), [0.0] * 9)
     assert own.labels == ["0", "1", "2"] * 3
     names = {"label_space": "own", "label_names": ["dry", "wet", "ice"]}
     own = Map.of(images(9, classes=["ant", "bee", "cat"], **names), [0.0] * 9)
-    assert (own.labels, own.predictions) == (["dry", "wet", "ice"] * 3, ["ant", "bee", "cat"] * 3)
+    assert (own.labels, own.predicted) == (["dry", "wet", "ice"] * 3, ["ant", "bee", "cat"] * 3)
 
 
 def test_columns_that_a_map_does_not_show_are_not_read():

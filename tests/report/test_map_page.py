@@ -58,7 +58,7 @@ def a_map(n: int = 8, **more) -> Map:
         "rows": np.arange(n),
         "ids": [f"{i}.png" for i in range(n)],
         "labels": [f"class {i % 2}" for i in range(n)],
-        "predictions": None,
+        "predicted": None,
         "score": "entropy",
     }
     return Map(**values | more)
@@ -147,7 +147,7 @@ def test_where_ten_colours_are_too_few_the_uncertainty_has_them():
     assert colour_by(many, "label") == "label"
     # Ten of 20 images: exactly half.
     assert colour_by(a_map(20, labels=[f"c{i}" for i in range(20)]), None) == "label"
-    assert colour_by(a_map(labels=None, predictions=["a"] * 8), None) == "prediction"
+    assert colour_by(a_map(labels=None, predicted=["a"] * 8), None) == "predicted"
     assert colour_by(a_map(labels=None), None) == "uncertainty"
 
 
@@ -193,8 +193,8 @@ def test_the_figure_draws_sizes_and_opacities(tmp_path):
     sizes_key, classes = map_figure(result).legends
     assert [text.get_text() for text in sizes_key.get_texts()] == [text for _, text in size_key(result)]
     assert [text.get_text() for text in classes.get_texts()] == ["class 0", "class 1"]
-    with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; got 'prediction'"):
-        map_figure(result, colour="prediction")
+    with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; got 'predicted'"):
+        map_figure(result, colour="predicted")
 
 
 def test_the_figure_names_what_has_no_colour_of_its_own():

@@ -155,14 +155,14 @@ def score(
 
 
 def _columns(table: "dubito.Table", scores: Mapping[str, "Score"]) -> dict[str, Any]:
-    """Every image: its name, prediction, probability and label, and its uncertainty by every score."""
+    """Every image: its name, predicted class, probability and label, and its uncertainty by every score."""
     import torch
 
     best = [batch.logit.double().softmax(-1).max(-1) for batch in table.batches("logit")]
-    prediction = torch.cat([one.indices for one in best])
-    columns: dict[str, Any] = {"id": table.id, "prediction": prediction.numpy()}
+    predicted = torch.cat([one.indices for one in best])
+    columns: dict[str, Any] = {"id": table.id, "predicted": predicted.numpy()}
     if table.classes:
-        columns["class"] = [table.classes[index] for index in prediction.tolist()]
+        columns["predicted_class"] = [table.classes[index] for index in predicted.tolist()]
     columns["probability"] = torch.cat([one.values for one in best]).numpy()
     if "label" in table:
         columns["label"] = table.label.numpy()
@@ -177,7 +177,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
         write_csv(path, [list(columns), *zip(*columns.values(), strict=True)])
         return
     data = io.BytesIO()
-    np.savez_compressed(data, **{name: values for name, values in columns.items() if name != "class"})
+    np.savez_compressed(data, **{name: values for name, values in columns.items() if name != "predicted_class"})
     export(path, data.getvalue())
 
 
@@ -188,8 +188,8 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
     images: list[dict[str, Any]] = [
         {
             "id": str(columns["id"][row]),
-            "prediction": int(columns["prediction"][row]),
-            "class": columns["class"][row] if "class" in columns else None,
+            "predicted": int(columns["predicted"][row]),
+            "predicted_class": columns["predicted_class"][row] if "predicted_class" in columns else None,
             "probability": float(columns["probability"][row]),
             "scores": {name: float(columns[name][row]) for name in scores},
         }
@@ -209,7 +209,7 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
         rows=[
             {
                 "image": one["id"],
-                "prediction": (one["class"] or str(one["prediction"])).partition(",")[0],
+                "predicted": (one["predicted_class"] or str(one["predicted"])).partition(",")[0],
                 "probability": one["probability"],
                 **{text: one["scores"][name] for name, text in shown.items()},
             }

@@ -181,13 +181,13 @@ class Guard(Result):
         values = {name: score.score(table) for name, score in selection.scores.items()}
         ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in filter(None, roles)}
         u, novel = selection.uncertainty(values)
-        p, label = top_two(table.logit)
+        p, predicted = top_two(table.logit)
         density = ranks.get(roles.density or "")
         threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
         return Decisions(
             ids=table.row_ids(),
             classes=self.classes,
-            label=label,
+            predicted=predicted,
             probability=p,
             uncertainty=u,
             rank=rank(u, selection.uncertainty_quantiles),

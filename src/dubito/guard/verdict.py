@@ -32,8 +32,8 @@ class Verdict(Result):
 
     Attributes:
         id: The image's name.
-        label: The predicted class.
-        class_name: Its name, if names are known.
+        predicted: The predicted class.
+        predicted_class: Its name, if names are known.
         probability: Its softmax probability.
         aleatoric: How ambiguous the image is: the share of reference images that are less so.
         epistemic: How new it is to the model: the share of reference images that are less so.
@@ -46,8 +46,8 @@ class Verdict(Result):
     """
 
     id: str
-    label: int
-    class_name: str | None
+    predicted: int
+    predicted_class: str | None
     probability: float
     aleatoric: float | None
     epistemic: float | None
@@ -60,7 +60,7 @@ class Verdict(Result):
 
     def title(self) -> str:
         """The decision in one line."""
-        name = self.class_name or f"class {self.label}"
+        name = self.predicted_class or f"class {self.predicted}"
         kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
         numbers = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
         decision = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{numbers})"
@@ -83,7 +83,7 @@ class Decisions(Result, Sequence[Verdict]):
     Attributes:
         ids: Names of the images.
         classes: Names of the classes, if known.
-        label: (n, 2) the most likely class and the second.
+        predicted: (n, 2) the most likely class and the second.
         probability: (n, 2) of these two.
         uncertainty: (n) what is compared with the threshold.
         rank: (n) the share of reference images that are less uncertain.
@@ -95,12 +95,21 @@ class Decisions(Result, Sequence[Verdict]):
         skipped: Images that could not be decoded: (id, reason).
     """
 
-    titles: ClassVar = {"id": "image", "accept": "verdict", "label": "class", "class_name": "name"}
-    columns: ClassVar = ("id", "accept", "label", "class_name", "probability", "aleatoric", "epistemic", "reason")
+    titles: ClassVar = {"id": "image", "accept": "verdict"}
+    columns: ClassVar = (
+        "id",
+        "accept",
+        "predicted",
+        "predicted_class",
+        "probability",
+        "aleatoric",
+        "epistemic",
+        "reason",
+    )
 
     ids: Sequence[str]
     classes: Sequence[str] | None
-    label: Int[Tensor, "n 2"]
+    predicted: Int[Tensor, "n 2"]
     probability: Float64[Tensor, "n 2"]
     uncertainty: Float64[Tensor, "n"]
     rank: Float64[Tensor, "n"]
@@ -124,11 +133,11 @@ class Decisions(Result, Sequence[Verdict]):
         if isinstance(row, slice):
             return [self[one] for one in range(len(self))[row]]
         row = range(len(self))[row]
-        label = int(self.label[row, 0])
+        predicted = int(self.predicted[row, 0])
         return Verdict(
             id=str(self.ids[row]),
-            label=label,
-            class_name=None if self.classes is None else self.classes[label],
+            predicted=predicted,
+            predicted_class=None if self.classes is None else self.classes[predicted],
             probability=float(self.probability[row, 0]),
             aleatoric=_at(self.aleatoric, row),
             epistemic=_at(self.epistemic, row),
@@ -157,7 +166,7 @@ class Decisions(Result, Sequence[Verdict]):
         """Verdicts in words, class names without their synonyms."""
         if key == "accept":
             return "accept" if value else "abstain"
-        return str(value).partition(",")[0] if key == "class_name" and value is not None else cell(value)
+        return str(value).partition(",")[0] if key == "predicted_class" and value is not None else cell(value)
 
     def to_dict(self) -> Json:
         """Every verdict, and the images that could not be decoded."""
@@ -191,7 +200,9 @@ class Decisions(Result, Sequence[Verdict]):
             return f"unlike the reference images: density below {others}"
         first, second = self.probability[row].tolist()
         names = self.classes
-        one, other = (f"class {k}" if names is None else names[k].partition(",")[0] for k in self.label[row].tolist())
+        one, other = (
+            f"class {k}" if names is None else names[k].partition(",")[0] for k in self.predicted[row].tolist()
+        )
         if second >= _RIVAL * first:
             if first + second < _PAIR:
                 return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"

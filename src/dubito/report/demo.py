@@ -61,8 +61,8 @@ class DemoImage:
         photo: The photograph it was made from.
         kind: "clean" or the kind of corruption.
         severity: Severity of the corruption; 0 for clean.
-        prediction: Name of the predicted class, or its number where names are not known.
-        probability: Probability of the prediction.
+        predicted: Name of the predicted class, or its number where names are not known.
+        probability: Probability of the predicted class.
         unchanged: Whether the prediction is that of the clean photograph.
         scores: By name, higher = more uncertain.
     """
@@ -71,15 +71,15 @@ class DemoImage:
     photo: str
     kind: str
     severity: int
-    prediction: str
+    predicted: str
     probability: float
     unchanged: bool
     scores: dict[str, float]
 
     @property
-    def short_prediction(self) -> str:
-        """The prediction without its synonyms."""
-        return self.prediction.partition(",")[0]
+    def short_name(self) -> str:
+        """The name of the predicted class without its synonyms."""
+        return self.predicted.partition(",")[0]
 
     @property
     def corruption(self) -> str:
@@ -144,7 +144,7 @@ class Demo(Result):
             {
                 "photo": image.photo,
                 "corruption": image.corruption,
-                "prediction": image.short_prediction,
+                "predicted": image.short_name,
                 "probability": image.probability,
                 **image.scores,
             }
@@ -213,7 +213,7 @@ def write_demo_page(demo: Demo, to: str | Path) -> Path:
         [
             Card(
                 image=demo.folder / "images" / image.id,
-                title=image.short_prediction,
+                title=image.short_name,
                 detail=f"{image.probability:.0%}",
                 caption=f"{image.photo}, {image.corruption}",
                 group=image.kind,
@@ -272,7 +272,7 @@ def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple
         DemoImage(
             name,
             *plan[name],
-            prediction=table.classes[predicted[name]] if table.classes else str(predicted[name]),
+            predicted=table.classes[predicted[name]] if table.classes else str(predicted[name]),
             probability=float(best.values[row]),
             unchanged=predicted[name] == predicted[f"{plan[name][0]}/{CLEAN}.jpg"],
             scores={key: values[row] for key, values in scores.items()},

@@ -37,7 +37,7 @@ class Card:
 
     Attributes:
         image: The image, or the path of its file.
-        title: The prediction, such as the predicted class.
+        title: The predicted class, or "label: " and the true one.
         detail: Shown beside the title, such as the probability.
         caption: What the image is; also its text alternative.
         group: What the page can filter by.
@@ -151,7 +151,7 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
         for place in sorted(chosen.tolist(), key=rank.__getitem__):
             row, heading = rows[place], group
             if opened.labels is not None and opened.classes is not None:
-                heading = opened.classes[int(opened.labels[row])]
+                heading = f"label: {opened.classes[int(opened.labels[row])]}"
             image, scores = read_pixels(opened, row, by="write_gallery"), {score: float(values[place])}
             cards.append(Card(image, heading, f"{rank[place]} of {len(values)}", opened.ids[row], group, scores))
     return write_cards(

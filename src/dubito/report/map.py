@@ -85,7 +85,7 @@ class Map(Result):
         rows: Their rows in the table.
         ids: Their names.
         labels: Their labels as text; None without labels.
-        predictions: The model's predictions as text; None without logits.
+        predicted: The model's predictions as text; None without logits.
         score: Name of the uncertainty, such as "entropy".
     """
 
@@ -97,7 +97,7 @@ class Map(Result):
     rows: Int64[np.ndarray, "n"] = field(repr=False)
     ids: Sequence[str] = field(repr=False)
     labels: Sequence[str] | None = field(repr=False)
-    predictions: Sequence[str] | None = field(repr=False)
+    predicted: Sequence[str] | None = field(repr=False)
     score: str = "uncertainty"
 
     titles: ClassVar = {"u": "uncertainty"}
@@ -153,7 +153,7 @@ class Map(Result):
             rows=rows,
             ids=table.row_ids(rows),
             labels=_class_names(labels, table.label_names),
-            predictions=_class_names(predicted, table.classes),
+            predicted=_class_names(predicted, table.classes),
             score=u.name if isinstance(u, Score) else "uncertainty",
         )
 
@@ -187,8 +187,8 @@ class Map(Result):
 
     @property
     def class_names(self) -> dict[str, Sequence[str]]:
-        """Each image's class by "label" and by "prediction", where there are any: what circles can be coloured by."""
-        by = {"label": self.labels, "prediction": self.predictions}
+        """Each image's class by "label" and by "predicted", where there are any: what circles can be coloured by."""
+        by = {"label": self.labels, "predicted": self.predicted}
         return {name: texts for name, texts in by.items() if texts is not None}
 
     @property
@@ -252,7 +252,7 @@ def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
 
     Args:
         drawn: The result of `Map.of` or `draw_map`.
-        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
+        colour: "label", "predicted" or "uncertainty"; by default labels or predictions where ten colours suffice for
             half of the images, else uncertainty.
     """
     figure, panels = new_figure(1, 1, width=7.6, height=5.8)

@@ -29,7 +29,7 @@ from dubito.validate import check_choice, check_number
 SIDE = 96
 _QUALITY = 60
 _LISTED = 20
-_COLUMNS = {"label": "label", "prediction": "logit"}
+_COLUMNS = {"label": "label", "predicted": "logit"}
 
 
 def draw_map(
@@ -54,7 +54,7 @@ def draw_map(
         png: Path of the figure; any file type that matplotlib writes.
         images: Anything that dubito.open_images accepts, for thumbnails on the page.
         thumbnails: Largest number of thumbnails, about 3 KB each.
-        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
+        colour: "label", "predicted" or "uncertainty"; by default labels or predictions where ten colours suffice for
             half of the images, else uncertainty. The page can change it.
         layout: perplexity, neighbours, components, most and seed of `Map.of`.
     """
