@@ -94,7 +94,7 @@ def from_cache(cache: Path, recipe: dubito.heads.Recipe) -> None:
     """The training as users run it, with files opened and verified again."""
     forget_shards()
     table = dubito.open(cache)
-    dubito.UncertaintyHead(recipe=recipe).train(dubito.concat(*[table] * -(-LISTED // len(table))))
+    dubito.UncertaintyHead(recipe=recipe).train(dubito.concat([table] * -(-LISTED // len(table))))
 
 
 def through_network(model: WrappedClassifier, photos: Images, plan: Plan, turn: int) -> None:

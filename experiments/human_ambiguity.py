@@ -105,7 +105,7 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
             clean, augmented, halves, dubito.heads.Recipe(target=target, **RECIPE), seed
         )
     for seed in seeds:
-        head = trained(dubito.concat(clean, augmented), dubito.heads.Recipe(target="expected", **RECIPE), seed)
+        head = trained(dubito.concat([clean, augmented]), dubito.heads.Recipe(target="expected", **RECIPE), seed)
         uncertainties[f"without labels {seed}"] = head.score(clean)
     result |= compared(uncertainties, clean, photos, seeds)
     result["halves"] = {
@@ -140,12 +140,12 @@ def several_epochs(model: Classifier, images: Images, cache: Path) -> dubito.Tab
     """All augmented epochs of all photographs."""
     covered = Corrupted(images, "box", 5, seed=1)
     return dubito.concat(
-        *(
+        [
             dubito.extract(
                 model, covered if name == "covered" else images, cache / name, epochs=epochs, augment=augment
             )
             for name, (epochs, augment) in AUGMENTS.items()
-        )
+        ]
     )
 
 
@@ -195,7 +195,7 @@ def corpus(clean: dubito.Table, augmented: dubito.Table | None, photos: torch.Te
     if augmented is None:
         return chosen_rows(clean, photos)
     rows = torch.isin(augmented.whole("image_index"), photos).nonzero()[:, 0]
-    return dubito.concat(chosen_rows(clean, photos), chosen_rows(augmented, rows))
+    return dubito.concat([chosen_rows(clean, photos), chosen_rows(augmented, rows)])
 
 
 def cross_fitted(
@@ -233,7 +233,7 @@ def point(
             continue
         for learned, scored in (order.chunk(2), order.chunk(2)[::-1]):
             table = corpus(clean, augmented, learned[:size])
-            head = trained(table if more is None else dubito.concat(table, more), recipe, seed)
+            head = trained(table if more is None else dubito.concat([table, more]), recipe, seed)
             values.append(auroc(head.score(chosen_rows(clean, scored)), ambiguous[scored]))
     median, distance = median_spread(values)
     return {"auroc": median, "distance": distance}

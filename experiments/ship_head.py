@@ -41,7 +41,7 @@ def main() -> None:
         augmented = several_epochs(model, images, cache)
         temperature = dubito.Temperature().fit(clean).temperature_
         recipe = dubito.heads.Recipe(target=BEST, temperature=temperature, **RECIPE)
-        head = dubito.train(dubito.concat(clean, augmented), recipe=recipe, **SIZE).head
+        head = dubito.train(dubito.concat([clean, augmented]), recipe=recipe, **SIZE).head
     head.save_pretrained(
         args.to,
         dtype="float16",

@@ -94,7 +94,7 @@ def test_broken_images_have_no_row(model, folder, tmp_path):
 
 def test_joined_tables_keep_what_was_reported(model, folder, tmp_path):
     a, b = (extract(model, folder / part, tmp_path / part, dubito.probes.Gradient()) for part in "ab")
-    both = dubito.concat(a, b)
+    both = dubito.concat([a, b])
     assert both.shape("gradient") == (16, 3)
     assert torch.equal(both.whole("gradient"), torch.cat([a.whole("gradient"), b.whole("gradient")]))
     assert both.provenance.probes == a.provenance.probes

@@ -171,7 +171,7 @@ def joined_epochs() -> Table:
         image_index=torch.arange(10).repeat(2),
         epoch=torch.arange(2).repeat_interleave(10),
     )
-    return concat(clean, augmented)
+    return concat([clean, augmented])
 
 
 def test_a_split_of_joined_tables_parts_images():

@@ -86,7 +86,7 @@ def test_the_expected_loss_as_a_column_is_computed_on_request():
 
 def test_unlabelled_rows_beside_labelled_ones():
     labelled = Table(logit=logits(3), loss=[1.0, 2.0, 3.0])
-    both = concat(labelled, with_expected_loss(Table(logit=logits(20)[5:9])))
+    both = concat([labelled, with_expected_loss(Table(logit=logits(20)[5:9]))])
     expected = torch.cat([torch.tensor([1.0, 2.0, 3.0]), expected_loss(logits(20)[5:9]).float()])
     assert torch.equal(target_column(both, Recipe()), expected)
 
@@ -105,14 +105,14 @@ def test_expected_losses_are_known_as_cross_entropy():
     bce = of_one_model(task_loss="bce")
     for tables in ((result, bce), (bce, result)):
         with pytest.raises(TableError, match=r"made by different task losses \(bce, cross_entropy\)"):
-            concat(*tables)
-    assert len(concat(result, of_one_model(task_loss="cross_entropy"))) == 6
+            concat(tables)
+    assert len(concat([result, of_one_model(task_loss="cross_entropy")])) == 6
 
 
 @pytest.mark.parametrize("bce_first", [True, False])
 def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
     tables = (of_one_model(task_loss="bce"), of_one_model())
-    both = concat(*(tables if bce_first else reversed(tables)))
+    both = concat(tables if bce_first else tables[::-1])
     assert both.columns == ("logit",)
     with pytest.raises(
         TableError, match=r"^head\.fit with target 'expected' takes the expectation .* come from 'bce'\."

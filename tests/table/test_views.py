@@ -63,14 +63,14 @@ def test_chosen_rows(rows):
 @pytest.mark.parametrize("rows", ROWS)
 def test_concat(rows):
     parts = table_of(4), table_of(0, 4), table_of(3, 4), table_of(2, 7)
-    same(concat(*parts).rows(rows), table_of(9).rows(rows))
+    same(concat(parts).rows(rows), table_of(9).rows(rows))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.data())
 def test_any_rows_of_any_tables(sizes, data):
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    whole, both = table_of(sum(sizes)), concat(*(table_of(n, start) for n, start in zip(sizes, starts, strict=True)))
+    whole, both = table_of(sum(sizes)), concat([table_of(n, start) for n, start in zip(sizes, starts, strict=True)])
     index = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=12)) if sum(sizes) else []
     same(both.rows(index), whole.rows(index))
     same(chosen_rows(both, torch.tensor(index, dtype=torch.long)), whole.rows(index))
@@ -79,9 +79,9 @@ def test_any_rows_of_any_tables(sizes, data):
 
 
 def test_views_of_views():
-    both = concat(table_of(5), table_of(5, 5))
+    both = concat([table_of(5), table_of(5, 5)])
     some = chosen_rows(both, torch.tensor([9, 0, 5]))
-    again = concat(some, chosen_rows(both, torch.tensor([4, 5])))
+    again = concat([some, chosen_rows(both, torch.tensor([4, 5]))])
     assert again.id.tolist() == ["photo 9", "photo 0", "photo 5", "photo 4", "photo 5"]
     assert again.loss.tolist() == pytest.approx([9 / 7, 0, 5 / 7, 4 / 7, 5 / 7])
     assert [len(batch) for batch in again.batches("loss", size=2)] == [2, 2, 1]
@@ -92,7 +92,7 @@ def test_caches(cached, rows):
     disk, memory = cached
     index = torch.tensor([*range(20, 2, -1), 22, 0, 1, 2, 21])
     same(chosen_rows(disk, index).rows(rows), memory.rows(index).rows(rows))
-    both, plain = concat(disk, memory, disk), concat(memory, memory, memory)
+    both, plain = concat([disk, memory, disk]), concat([memory, memory, memory])
     assert len(both) == 69
     same(both.rows(rows), plain.rows(rows))
     same(both.rows([68, 0, 23, 46, 22]), memory.rows([22, 0, 0, 0, 22]))
@@ -107,7 +107,7 @@ def test_nothing_is_read_before_it_is_requested():
             return torch.arange(5.0)[rows]
 
     column = Column()
-    table = concat(chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2))
+    table = concat([chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2)])
     assert (table.shape("loss"), column.reads) == ((4,), 0)
     assert table.rows([0]).loss.tolist() == [3.0]
     assert column.reads == 1
@@ -116,33 +116,33 @@ def test_nothing_is_read_before_it_is_requested():
 def test_what_is_known_of_a_table_stays_known():
     about = {"name": "cache/a", "classes": ["x", "y", "z"], "provenance": Provenance(weights="w")}
     table = table_of(4, skipped=[("broken.png", "why")], **about)
-    for view in (chosen_rows(table, torch.tensor([1])), concat(table)):
+    for view in (chosen_rows(table, torch.tensor([1])), concat([table])):
         assert (view.name, view.classes, view.provenance) == tuple(about.values())
         assert view.skipped == [("broken.png", "why")]
         assert view.label_space == "model"
-    assert concat(table, table_of(2, name="cache/b")).name == "cache/a + cache/b"
+    assert concat([table, table_of(2, name="cache/b")]).name == "cache/a + cache/b"
 
 
 def test_only_columns_that_all_have():
-    assert concat(table_of(3), table_of(2).select("loss", "label")).columns == ("label", "loss")
+    assert concat([table_of(3), table_of(2).select("loss", "label")]).columns == ("label", "loss")
     own = table_of(2, label_space="own")
-    assert "label" not in concat(table_of(3), own)  # classes of different sets
-    assert concat(own, own).label_space == "own"
+    assert "label" not in concat([table_of(3), own])  # classes of different sets
+    assert concat([own, own]).label_space == "own"
 
 
 def test_labels_are_joined_where_their_names_agree():
     beasts, fish = (table_of(2, label_space="own", label_names=names) for names in (["ape", "owl"], ["cod", "eel"]))
-    assert "label" not in concat(beasts, fish)
-    unnamed = concat(table_of(2, label_space="own"), beasts)
+    assert "label" not in concat([beasts, fish])
+    unnamed = concat([table_of(2, label_space="own"), beasts])
     assert ("label" in unnamed, unnamed.label_names) == (True, ["ape", "owl"])
 
 
 def test_photographs_of_a_table_without_epochs_are_its_rows():
     crops = Table(loss=[1.0, 2.0, 3.0, 4.0], image_index=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
-    both = concat(Table(loss=[5.0, 6.0, 7.0]), crops)
+    both = concat([Table(loss=[5.0, 6.0, 7.0]), crops])
     assert both.whole("image_index").tolist() == [0, 1, 2, 0, 1, 0, 1]
     assert both.whole("epoch").tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert "image_index" not in concat(table_of(2), table_of(2))
+    assert "image_index" not in concat([table_of(2), table_of(2)])
 
 
 def refused(text, *arguments, by=concat):
@@ -152,26 +152,24 @@ def refused(text, *arguments, by=concat):
 
 
 def test_what_cannot_be_joined():
-    refused("concat needs at least one table; got none. Pass tables: concat(a, b).")
+    refused("concat needs a list of at least 1 table; got 0. Pass a list: concat([a, b]).", [])
+    refused("concat needs a list of at least 1 table; got a single one. Pass a list: concat([a, b]).", table_of(2))
     first, second = Provenance(weights="aa"), Provenance(weights="bb")
     refused(
         "concat: a and b must come from one model with one transform; the first comes from another: its weights differ "
         "(aa there, bb here): the backbone was fine-tuned or is another one. Extract both with the same model.",
-        table_of(2, name="a", provenance=first),
-        table_of(2, name="b", provenance=second),
+        [table_of(2, name="a", provenance=first), table_of(2, name="b", provenance=second)],
     )
-    assert concat(table_of(2, provenance=first), table_of(2)).provenance == first
+    assert concat([table_of(2, provenance=first), table_of(2)]).provenance == first
     older, newer = (Provenance(weights=weights, tensors="cc") for weights in ("aa", "bb"))  # by two versions of timm
-    assert concat(table_of(2, provenance=older), table_of(2, provenance=newer)).provenance == older
+    assert concat([table_of(2, provenance=older), table_of(2, provenance=newer)]).provenance == older
     refused(
         "concat: column 'feature' must have one width in all tables; got [(2,), (3,)]. Join tables of one model.",
-        table_of(2),
-        Table(feature=torch.zeros(1, 2)),
+        [table_of(2), Table(feature=torch.zeros(1, 2))],
     )
     refused(
         "concat: table in memory, table in memory have no column in common. Extract them with the same probes.",
-        Table(loss=[1.0]),
-        Table(label=[1]),
+        [Table(loss=[1.0]), Table(label=[1])],
     )
 
 
@@ -191,12 +189,12 @@ def test_losses_of_different_task_losses_are_not_joined():
         for name, made_by in (("a", "cross_entropy"), ("b", "bce"), ("c", "cross_entropy"), ("d", None))
     ]
     with pytest.raises(TableError) as error:
-        concat(*tables)
+        concat(tables)
     assert str(error.value) == (
         "concat: losses of a, b, c, d were made by different task losses (bce, cross_entropy), which have no common "
         "scale. Join tables of one task loss."
     )
-    assert len(concat(tables[0], tables[2], tables[3])) == 3
+    assert len(concat([tables[0], tables[2], tables[3]])) == 3
 
 
 def test_the_known_task_loss_stays_known():
@@ -204,10 +202,10 @@ def test_the_known_task_loss_stays_known():
         Table(logit=[[1.0]], provenance=Provenance("m")),
         Table(logit=[[1.0]], provenance=Provenance(task_loss="bce")),
     )
-    assert concat(unlabelled, bce).provenance == Provenance("m", task_loss="bce")
-    assert concat(bce, unlabelled).provenance == Provenance(task_loss="bce")
-    assert unlabelled.provenance == concat(unlabelled, unlabelled).provenance == Provenance("m")
-    assert concat(Table(logit=[[1.0]]), bce).provenance is None  # arrays come from an unknown model
+    assert concat([unlabelled, bce]).provenance == Provenance("m", task_loss="bce")
+    assert concat([bce, unlabelled]).provenance == Provenance(task_loss="bce")
+    assert unlabelled.provenance == concat([unlabelled, unlabelled]).provenance == Provenance("m")
+    assert concat([Table(logit=[[1.0]]), bce]).provenance is None  # arrays come from an unknown model
 
 
 def predictions_of(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
@@ -241,7 +239,7 @@ def test_rows_of_an_ensemble(rows):
     tables = [predictions_of(seed) for seed in range(3)]
     same(ensemble(tables).rows(rows), ensemble([table.rows(rows) for table in tables]))
     same(chosen_rows(ensemble(tables), torch.tensor([5, 2])), ensemble([table.rows([5, 2]) for table in tables]))
-    same(concat(ensemble(tables), ensemble(tables)).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
+    same(concat([ensemble(tables), ensemble(tables)]).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
 
 
 def test_an_ensemble_of_caches(cached):
@@ -286,10 +284,9 @@ def test_an_ensemble_knows_its_models():
 
 def test_what_is_no_ensemble():
     one = predictions_of(1)
-    for tables, got in (([], 0), ([one], 1), (one, 1)):
-        refused(
-            f"ensemble needs at least two tables, one per model; got {got}. Pass them as a list.", tables, by=ensemble
-        )
+    for tables, got in (([], 0), ([one], 1), (one, "a single one")):
+        text = f"ensemble needs a list of at least 2 tables; got {got}. Pass a list: ensemble([a, b])."
+        refused(text, tables, by=ensemble)
     refused(
         "ensemble: cache/1 and cache/2 must have the same images; they have 8 and 7 rows, 0 and 1 skipped. "
         "Extract the same images with every model.",
@@ -368,12 +365,11 @@ def test_ensembles_of_different_settings_are_not_concatenated():
     refused(
         "concat: 'dropout' of cache/10 and cache/20 were extracted with different settings (passes=10 and passes=20), "
         "so their numbers cannot be compared. Extract both with the same settings, or select other columns.",
-        table(10),
-        table(20),
+        [table(10), table(20)],
     )
-    assert len(concat(table(10), table(10))) == 2
-    assert concat(table(10), table(20, dropout=None)).columns == ("loss",)
-    assert concat(table(10).select("loss"), table(20)).columns == ("loss",)
+    assert len(concat([table(10), table(10)])) == 2
+    assert concat([table(10), table(20, dropout=None)]).columns == ("loss",)
+    assert concat([table(10).select("loss"), table(20)]).columns == ("loss",)
 
 
 def test_gradients_of_different_settings_are_not_concatenated():
@@ -387,8 +383,7 @@ def test_gradients_of_different_settings_are_not_concatenated():
     refused(
         "concat: 'gradient' of cache/0 and cache/8 were extracted with different settings (copies=0 and copies=8), so "
         "their numbers cannot be compared. Extract both with the same settings, or select other columns.",
-        table(0),
-        table(8),
+        [table(0), table(8)],
     )
-    assert concat(table(8), table(8)).provenance == table(8).provenance
-    assert concat(table(0), table(8, gradient=None)).columns == ("loss",)
+    assert concat([table(8), table(8)]).provenance == table(8).provenance
+    assert concat([table(0), table(8, gradient=None)]).columns == ("loss",)

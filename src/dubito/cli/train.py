@@ -54,7 +54,7 @@ def train(
     with screen.waiting("opening the caches"):
         texts = {key: text for one in settings for key, text in one.items()}
         recipe = _recipe(texts)
-        table = dubito.concat(*(dubito.open(cache) for cache in caches))
+        table = dubito.concat([dubito.open(cache) for cache in caches])
         learned, watched = _split(table, held_out)
         if texts.get("temperature") == _FIT:
             recipe = replace(recipe, temperature=dubito.Temperature().fit(learned).temperature_)

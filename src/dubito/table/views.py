@@ -19,7 +19,7 @@ from torch import Tensor
 from dubito.errors import TableError
 from dubito.table.columns import compared_names, settings_difference
 from dubito.table.provenance import Provenance, check_provenance
-from dubito.table.table import Column, Exact, Table, take
+from dubito.table.table import Column, Exact, Table, check_table, take
 
 _OF_IMAGES = ("id", "label", "image_index", "epoch")
 """Columns that describe the images and not what the model made of them."""
@@ -46,28 +46,27 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
     return table.with_only({name: chosen(table.column(name)) for name in table.columns})
 
 
-def concat(*tables: Table) -> Table:
+def concat(tables: Sequence[Table] | Table) -> Table:
     """Several tables one after the other, with the columns that all of them have.
 
     They must come from one model. If some have augmented epochs, a table without them counts as one epoch, and rows
     with the same `image_index` stay together when images are held out. To train on labelled and unlabelled images
     together, give the unlabelled ones a loss with `with_expected_loss`.
 
-    >>> concat(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
+    >>> concat([Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])]).loss.tolist()
     [1.0, 2.0, 3.0]
     """
-    if not tables:
-        raise TableError("concat needs at least one table; got none. Pass tables: concat(a, b).")
+    tables = _listed(tables, least=1, by="concat")
     for other in tables[1:]:
         both = f"{tables[0].name} and {other.name}"
         check_provenance(tables[0].provenance, other.provenance, by="concat", of=both)
     provenance = _provenance(tables)
     if any("image_index" in table for table in tables):  # without, crops of one image could not be kept together
         numbers = [torch.arange(len(table)) for table in tables]
-        tables = tuple(
+        tables = [
             table if "image_index" in table else table.extended(image_index=number, epoch=torch.zeros_like(number))
             for table, number in zip(tables, numbers, strict=True)
-        )
+        ]
     names = [name for name in tables[0].columns if all(name in table for table in tables)]
     named = {tuple(table.label_names) for table in tables if "label" in table and table.label_names}
     if len({table.label_space for table in tables}) > 1 or len(named) > 1:  # a label is not the same class in all
@@ -104,9 +103,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
     >>> both.shape("members_logit"), [round(p, 3) for p in both.logit.exp()[0].tolist()]
     ((1, 2, 2), [0.5, 0.5])
     """
-    if isinstance(tables, Table) or len(tables) < 2:
-        got = 1 if isinstance(tables, Table) else len(tables)
-        raise TableError(f"ensemble needs at least two tables, one per model; got {got}. Pass them as a list.")
+    tables = _listed(tables, least=2, by="ensemble")
     for table in tables:
         table.require("logit", by="ensemble")
     _check_members(tables)
@@ -130,6 +127,17 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         provenance=Provenance(model=f"ensemble of {models}", members=members) if known else None,
         **columns,
     )
+
+
+def _listed(tables: Sequence[Table] | Table, *, least: int, by: str) -> list[Table]:
+    """The tables as a list; TableError for a single one, too few, or what is no table."""
+    if isinstance(tables, Table | str) or len(tables) < least:
+        got = "a single one" if isinstance(tables, Table | str) else len(tables)
+        many = "tables" if least > 1 else "table"
+        raise TableError(f"{by} needs a list of at least {least} {many}; got {got}. Pass a list: {by}([a, b]).")
+    for table in tables:
+        check_table(table, by=by, what="every one of tables")
+    return list(tables)
 
 
 def _check_members(tables: Sequence[Table]) -> None:
@@ -176,7 +184,7 @@ def _check_column(column: str, first: Table, other: Table) -> None:
         start += len(one)
 
 
-def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
+def _provenance(tables: Sequence[Table]) -> Provenance | None:
     """The first table's, with the one task loss that any table knows: rows without losses are of the same task."""
     known = [table.provenance for table in tables if table.provenance is not None]
     losses = sorted({each.task_loss for each in known if each.task_loss})
