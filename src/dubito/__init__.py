@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dubito.choices import suggestion as _suggestion
+
 if TYPE_CHECKING:
     from dubito import ensembles as ensembles
     from dubito import explain as explain
@@ -91,19 +93,28 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)  # looked up by tools, never by people: nothing is imported for it
     if find_spec(f"dubito.{name}"):  # also for `from dubito import choices`, which looks here first
         return import_module(f"dubito.{name}")
-    from dubito.validate import nearest  # noqa: PLC0415 (imports torch)
-
-    raise AttributeError(f"module 'dubito' has no attribute '{name}'; did you mean '{nearest(name, __all__)[0]}'?")
+    raise AttributeError(f"module 'dubito' has no attribute '{name}'.{_suggestion(name, __all__)}")
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+class _Namespace(ModuleType):
+    """A room that people look names up in: for one that it does not have, the nearest that it has."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # looked up by tools, never by people
+        raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'.{_suggestion(name, self.__all__)}")
+
+
 class _FrontDoor(ModuleType):
     """Keeps public functions that are named like their room: importing `dubito.evaluate.x` must not replace them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in _NAMESPACES and isinstance(value, ModuleType):
+            value.__class__ = _Namespace
         if not (isinstance(value, ModuleType) and name in _HOMES):
             super().__setattr__(name, value)
 

@@ -1,8 +1,10 @@
 """Every choice by name, defined once: for the functions that act on it, and for the options of the command line.
 
-Nothing is imported here, so that help on the command line does not wait for torch.
+Nothing heavy is imported here, so that help on the command line does not wait for torch.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Literal
 
 Kind = Literal["aleatoric", "epistemic", "total"]
@@ -64,3 +66,22 @@ Colouring = Literal["label", "predicted", "uncertainty"]
 
 SetMethod = Literal["lac", "aps"]
 """How classes are scored for a prediction set."""
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6, or_first: bool = True) -> list[str]:
+    """The known names most like one that is not known; where none is alike, the first few, unless `or_first` is off.
+
+    >>> nearest("entropi", ["margin", "entropy"])
+    ['entropy']
+    """
+    names = list(known)
+    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[: most if or_first else 0]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A sentence with the known name that is most like an unknown one, after a space; empty where none is alike.
+
+    >>> suggestion("aurok", ["aurc", "auroc"]), suggestion("zebra", ["aurc", "auroc"])
+    (' Did you mean auroc?', '')
+    """
+    return "".join(f" Did you mean {one}?" for one in nearest(name, known, most=1, or_first=False))

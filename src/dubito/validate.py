@@ -6,10 +6,9 @@ Every message says what was expected, what was passed and how to repair it. `by`
 import math
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from dubito.choices import suggestion
 from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
@@ -32,16 +32,6 @@ _WORDS: dict[Any, dict[str, Any]] = {
 _SPOKEN: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", type(None): "none"}
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4, or_first: bool = True) -> list[str]:
-    """The known names most like one that is not known; where none is alike, the first few, unless `or_first` is off.
-
-    >>> nearest("entropi", ["margin", "entropy"])
-    ['entropy']
-    """
-    names = list(known)
-    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[: most if or_first else 0]
-
-
 def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> None:
     """Raise ValueRangeError unless a value is one of the known names.
 
@@ -50,8 +40,8 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
     dubito.errors.ValueRangeError: evaluate: score must be one of entropy, margin; got 'entropi'. Did you mean entropy?
     """
     if value not in known:
-        near = "".join(f" Did you mean {one}?" for one in nearest(str(value), known, most=1, or_first=False))
-        raise ValueRangeError(f"{by}: {what} must be one of {', '.join(known) or 'none'}; got {value!r}.{near}")
+        names = ", ".join(known) or "none"
+        raise ValueRangeError(f"{by}: {what} must be one of {names}; got {value!r}.{suggestion(str(value), known)}")
 
 
 def check_number(

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from dubito.choices import nearest
 from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import SUFFIXES, ArchiveImages, FileImages, is_image, open_folder
@@ -14,7 +15,6 @@ from dubito.data.image_set import ImageSet, some
 from dubito.data.labels import Labels, read_csv, to_labels, with_labels
 from dubito.errors import ImagesError
 from dubito.types import Images
-from dubito.validate import nearest
 
 _ACCEPTED = "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
 

@@ -33,9 +33,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dubito.choices import nearest
 from dubito.ensembles.masks import LayerMasks, Spans
 from dubito.errors import ModelError
-from dubito.validate import nearest
 
 _NAMES = (
     *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish"),

@@ -78,6 +78,7 @@ class Diagnosis(Result):
     ood_scores: dict[str, dict[str, Tensor]] = field(repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Causes:
+        check_choice(name, self.by_set, by="Diagnosis", what="OOD set")
         return self.by_set[name]
 
     @property

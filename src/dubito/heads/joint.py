@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.cache.disk import model_identity
+from dubito.choices import nearest
 from dubito.errors import ModelError, TableError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.losses import head_loss
@@ -26,7 +27,6 @@ from dubito.heads.module import HeadModule
 from dubito.models import wrap
 from dubito.models.wrap import frozen, output_of
 from dubito.types import Classifier
-from dubito.validate import nearest
 
 _CLOSE = 1e-5
 """Relative tolerance of features: for the order of a sum, not for a step of the training."""

@@ -16,11 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
+from dubito.choices import nearest
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
 from dubito.storage import reading
 from dubito.table import Provenance
-from dubito.validate import nearest
 
 SHIPPED = Path(__file__).parent / "pretrained"
 VARIABLE = "DUBITO_HEADS"

@@ -25,10 +25,10 @@ from typing import Any
 
 from torch import nn
 
+from dubito.choices import nearest
 from dubito.errors import ModelError
 from dubito.models.weights import first_line
 from dubito.models.wrap import WrappedClassifier, wrap
-from dubito.validate import nearest
 
 _MODELS = (nn.Module, WrappedClassifier)
 _INSTEAD = {

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dubito.choices import nearest
 from dubito.errors import ModelError
-from dubito.validate import nearest
 
 Output = Literal["logits", "probabilities", "log_probabilities"]
 Role = Literal["linear", "conv", "pool", "token"]

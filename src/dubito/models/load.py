@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 
+from dubito.choices import nearest
 from dubito.errors import CheckpointError, ModelError
 from dubito.models.weights import first_line, put_weights, read_weights
 from dubito.models.wrap import WrappedClassifier, eager, wrap
-from dubito.validate import nearest
 
 Weights = Literal["pretrained"] | str | Path | None
 

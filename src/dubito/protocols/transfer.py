@@ -22,7 +22,7 @@ from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
 from dubito.types import Json, Score
-from dubito.validate import check_bootstrap
+from dubito.validate import check_bootstrap, check_choice
 
 
 class Published(NamedTuple):
@@ -113,6 +113,7 @@ class Transfer(Result):
     }
 
     def __getitem__(self, score: str) -> dict[str, Interval]:
+        check_choice(score, self.r_auroc, by="Transfer", what="score")
         return self.r_auroc[score]
 
     def mean(self, score: str) -> float | None:

@@ -6,13 +6,14 @@ Columns that every extraction writes are attributes: id, label (n), feature (n,d
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from dubito.choices import suggestion
 from dubito.errors import MissingColumnError, TableError
 from dubito.table.columns import writer_of
 from dubito.table.provenance import Provenance
@@ -130,6 +131,18 @@ class Table:
         """The shape of a column, without reading it."""
         self.require(column, by=f"table.shape({column!r})")
         return tuple(self._columns[column].shape)
+
+    if not TYPE_CHECKING:  # attributes that are not there stay errors of the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)  # looked up by tools, also before the columns are there
+            if name in _AXES:  # a property of a column that is missing
+                self.require(name, by=f"table.{name}")
+            if name in self._columns:
+                raise AttributeError(f"column '{name}' is not an attribute. Read it with table.whole('{name}').")
+            known = [*self._columns, *(one for one in dir(type(self)) if not one.startswith("_"))]
+            raise AttributeError(f"a table has no attribute or column '{name}'.{suggestion(name, known)}")
 
     def require(self, *columns: str, by: str) -> None:
         """Raise MissingColumnError unless every column is there."""
