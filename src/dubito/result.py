@@ -8,7 +8,7 @@ of several panels makes its own figure and returns its axes as a list.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
 from html import escape
@@ -22,14 +22,16 @@ from dubito.storage import export, write_csv
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes as Axes  # noqa: PLC0414 (every result with a plot imports it from here)
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 else:
     Axes = Any  # for annotations: matplotlib is optional
 
 Json = dict[str, Any]
 _Any = TypeVar("_Any", bound="Result")
-_LEGIBLE = 10
-"""Letters of a name that stay on one line, however narrow the terminal."""
+_LEGIBLE = 20
+"""Letters of a line of text in a column, however narrow the terminal."""
+_BETWEEN = 2
+"""Columns of a terminal between two columns of a table; both ends of a line take as much together."""
 
 
 class Result:
@@ -41,11 +43,15 @@ class Result:
         titles: By key of `records`, the heading people see; keys without one are their own heading.
         text_rows: How many rows of a long table are shown as text; all of them if None.
         columns: Keys of `records` that are shown as text; all of them if empty.
+        naming: How many of the first columns name the row: a terminal too narrow for a table repeats them.
+        keys: Keys of `records` where these are always the same, so that a file without rows has a header, too.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
     text_rows: ClassVar[int | None] = None
     columns: ClassVar[Sequence[str]] = ()
+    naming: ClassVar[int] = 1
+    keys: ClassVar[Sequence[str]] = ()
 
     def title(self) -> str:
         """What the result is about, in one line."""
@@ -86,7 +92,7 @@ class Result:
     def to_csv(self, path: str | Path) -> Path:
         """Write `records` as CSV; an interval becomes three columns."""
         flat = [_flat(record) for record in self.records()]
-        header = _keys(flat)
+        header = _keys(flat) or list(self.keys)
         return write_csv(path, [header, *([record.get(key) for key in header] for record in flat)])
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -95,7 +101,8 @@ class Result:
             import pandas  # noqa: PLC0415 (optional)
         except ImportError as error:
             raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
-        return pandas.DataFrame([_flat(record) for record in self.records()])
+        flat = [_flat(record) for record in self.records()]
+        return pandas.DataFrame(flat, columns=None if flat else list(self.keys))
 
     def limited(self: _Any, rows: int | None) -> _Any:
         """The same result, but its text has only so many rows of the table; None for all of them."""
@@ -119,30 +126,47 @@ class Result:
         facts = "  ".join([self.title(), *(f"{name} {text}" for name, text in self.facts().items())])
         return "\n".join([facts, *aligned(self.lines()), *self._sentences()])
 
-    def __rich__(self) -> "RenderableType":
-        from rich.box import SIMPLE_HEAD  # noqa: PLC0415 (only to print)
-        from rich.console import Group  # noqa: PLC0415
-        from rich.table import Column, Table  # noqa: PLC0415
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:
+        from rich.table import Column, Table  # noqa: PLC0415 (only to print)
         from rich.text import Text  # noqa: PLC0415
 
-        facts = Table(Column(style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
-        for name, text in self.facts().items():
+        yield Text(self.title(), style="bold")
+        named, width = self.facts(), options.max_width
+        short = max(map(len, named), default=0) <= width // 2
+        facts = Table.grid(Column(style="dim", overflow="fold", no_wrap=short), Column(overflow="fold"), padding=(0, 1))
+        for name, text in named.items():
             facts.add_row(Text(name), Text(text))
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        header, *rows = self.lines() or [[]]
+        if named:
+            yield facts
+        yield from self._blocks(width)
+        for sentence in self._sentences():
+            yield Text(sentence)
+
+    def _blocks(self, width: int) -> Iterator["RenderableType"]:
+        """The table in blocks of columns that fit a width; every block begins with the columns that name the row."""
+        from rich.box import SIMPLE_HEAD  # noqa: PLC0415 (only to print)
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        # A value above its interval: several metrics side by side fit a terminal.
+        header, *rows = [[text.replace(" [", "\n[") for text in line] for line in self.lines()] or [[]]
         columns = [[one.get(key) for one in self.records()] for key in self.columns or _keys(self.records())]
         numbers = len(list(takewhile(lambda values: all(map(_is_number, values)), reversed(columns))))
-        for place, name in enumerate(header):
-            longest = max(len(row[place]) for row in rows)
-            if place >= len(header) - numbers:
-                table.add_column(name, justify="right", overflow="fold", no_wrap=True)
-            else:
-                table.add_column(name, overflow="fold", min_width=min(_LEGIBLE, longest))
-        for row in rows:  # a value above its interval: eight metrics side by side fit a terminal
-            table.add_row(*(Text(text.replace(" [", "\n[")) for text in row))
-        parts: list[RenderableType] = [Text(self.title(), style="bold")]
-        parts += [part for part in (facts, table) if part.row_count]
-        return Group(*parts, *(Text(sentence) for sentence in self._sentences()))
+        texts = len(header) - numbers
+        foldable = [width // 2 // self.naming] * self.naming + [_LEGIBLE] * (texts - self.naming)
+        ranges = [
+            _width_range([row[place] for row in rows], name, foldable[place] if place < texts else None)
+            for place, name in enumerate(header)
+        ]
+        for block in _fitting(ranges, self.naming, width) if rows else ():
+            table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+            for place, size in block.items():
+                table.add_column(
+                    header[place], justify="left" if place < texts else "right", width=size, overflow="fold"
+                )
+            for row in rows:
+                table.add_row(*(Text(row[place]) for place in block))
+            yield table
 
     def _repr_html_(self) -> str:
         header, *body = self.lines() or [[]]
@@ -227,6 +251,43 @@ def plot_intervals(picture: Axes, series: Mapping[str, Mapping[str, Any]]) -> Ax
     if len(series) > 1:
         picture.legend(frameon=False)
     return picture
+
+
+def _width_range(cells: Sequence[str], heading: str, least: int | None) -> tuple[int, int]:
+    """The least width of a column, and the one that it takes where there is room.
+
+    Args:
+        cells: Its texts.
+        heading: Its heading, which may be broken between words.
+        least: Width that longer texts may be folded to; None for numbers, which are never broken.
+    """
+    from rich.cells import cell_len  # noqa: PLC0415 (only to print)
+
+    widest = max((cell_len(line) for text in cells for line in text.split("\n")), default=0)
+    word = max(map(cell_len, heading.split()), default=0)
+    return max(word, widest if least is None else min(least, widest)), max(cell_len(heading), widest)
+
+
+def _fitting(ranges: Sequence[tuple[int, int]], naming: int, width: int) -> list[dict[int, int]]:
+    """Columns and their widths, block by block; a block begins with the naming columns, and is no wider than `width`.
+
+    >>> _fitting([(5, 5), (8, 20), (6, 6)], 1, 20)
+    [{0: 5, 1: 11}, {0: 5, 2: 6}]
+    """
+    blocks = [list(range(naming))]
+    for place in range(naming, len(ranges)):
+        least = sum(ranges[one][0] + _BETWEEN for one in [*blocks[-1], place])
+        if least > width and len(blocks[-1]) > naming:
+            blocks.append(list(range(naming)))
+        blocks[-1].append(place)
+    fitted = []
+    for places in blocks:
+        sizes = {place: ranges[place][0] for place in places}
+        for place in places:  # what is left of the width, to the first columns first
+            left = width - sum(size + _BETWEEN for size in sizes.values())
+            sizes[place] += max(0, min(ranges[place][1] - sizes[place], left))
+        fitted.append(sizes)
+    return fitted
 
 
 def _is_interval(value: Any) -> bool:

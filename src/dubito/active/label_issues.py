@@ -102,6 +102,7 @@ class LabelIssues(Result):
     """
 
     text_rows: ClassVar = 20
+    keys: ClassVar = ("id", "label", "suggested", "margin", "u", "row")
 
     name: str
     examined: int
@@ -134,8 +135,7 @@ class LabelIssues(Result):
         names = dict(enumerate(self.classes or ()))
         labels = ([names.get(one, str(one)) for one in column.tolist()] for column in (self.label, self.suggested))
         columns = (self.ids, *labels, self.margin.tolist(), self.u.tolist(), self.rows.tolist())
-        keys = ("id", "label", "suggested", "margin", "u", "row")
-        return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def cell(self, key: str, value: Any) -> str:
         """Class names without their synonyms, uncertainties with four digits."""

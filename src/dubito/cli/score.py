@@ -195,8 +195,7 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
         }
         for row in order
     ]
-    # Names of scores on several lines, since there are many. Minus the probability is not shown beside the probability.
-    shown = {name: name.replace("_", "\n") for name in scores if name != "max_probability"}
+    shown = [name for name in scores if name != "max_probability"]  # not beside the probability
     return CommandResult(
         f"{cache}: the {f'{len(order)} ' if len(order) != 1 else ''}most uncertain of {count} images, by {first}",
         {
@@ -211,7 +210,7 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
                 "image": one["id"],
                 "predicted": (one["predicted_class"] or str(one["predicted"])).partition(",")[0],
                 "probability": one["probability"],
-                **{text: one["scores"][name] for name, text in shown.items()},
+                **{name: one["scores"][name] for name in shown},
             }
             for one in images
         ],

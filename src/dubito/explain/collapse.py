@@ -241,6 +241,7 @@ class EnsembleDiagnosis(Result):
     """
 
     titles: ClassVar[Mapping[str, str]] = Collapse.titles
+    naming: ClassVar = 2
 
     of: str
     ensembles: tuple[Collapse, ...]

@@ -4,7 +4,7 @@ Ranks are shares of the reference images: the in-distribution images that the gu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, final, overload
 
 import torch
@@ -96,16 +96,8 @@ class Decisions(Result, Sequence[Verdict]):
     """
 
     titles: ClassVar = {"id": "image", "accept": "verdict"}
-    columns: ClassVar = (
-        "id",
-        "accept",
-        "predicted",
-        "predicted_class",
-        "probability",
-        "aleatoric",
-        "epistemic",
-        "reason",
-    )
+    columns: ClassVar = ("id", "accept", "predicted", "probability", "aleatoric", "epistemic", "reason")
+    keys: ClassVar = tuple(one.name for one in fields(Verdict))
 
     ids: Sequence[str]
     classes: Sequence[str] | None
@@ -163,10 +155,10 @@ class Decisions(Result, Sequence[Verdict]):
         return [verdict.records()[0] for verdict in self]
 
     def cell(self, key: str, value: Any) -> str:
-        """Verdicts in words, class names without their synonyms."""
+        """Verdicts in words, predicted classes by name where names are known, without synonyms."""
         if key == "accept":
             return "accept" if value else "abstain"
-        return str(value).partition(",")[0] if key == "predicted_class" and value is not None else cell(value)
+        return self.classes[value].partition(",")[0] if key == "predicted" and self.classes else cell(value)
 
     def to_dict(self) -> Json:
         """Every verdict, and the images that could not be decoded."""

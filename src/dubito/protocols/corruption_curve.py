@@ -89,6 +89,7 @@ class CorruptionCurves(Result):
     curves: tuple[CorruptionCurve, ...]
 
     titles: ClassVar[Mapping[str, str]] = {"spearman": "Spearman"}
+    naming: ClassVar = 2
 
     def curve(self, corruption: str, score: str) -> CorruptionCurve:
         """One of the curves."""

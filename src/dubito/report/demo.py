@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from PIL import Image
 
@@ -119,6 +119,8 @@ class Demo(Result):
         groups: Means by kind and severity, the clean images first.
         order_by: The score that orders the images.
     """
+
+    naming: ClassVar = 2
 
     model: str
     folder: Path
