@@ -22,7 +22,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubito.errors import DubitoError, TableError
-from dubito.evaluate.evaluate import SHARED_WITH_OOD, TITLES, check_fitted_scores, has_both
+from dubito.evaluate.evaluate import (
+    SHARED_WITH_OOD,
+    TITLES,
+    USUAL,
+    USUAL_KEY,
+    USUAL_TITLE,
+    ErrorsAtCoverage,
+    check_fitted_scores,
+    coverage_facts,
+    errors_at_coverage,
+    has_both,
+)
 from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
 from dubito.result import Axes, Result, axes, plain, plot_intervals
@@ -36,8 +47,8 @@ from dubito.validate import check_bootstrap, check_choice, check_rows, check_sam
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
 FEWEST = 10
-"""Images of the rarer class (wrong or right, OOD or in-distribution) below which no gap counts. A bootstrap of two of
-them called the best of eight equal scores better than another one in 28 of 100 trials, where 5 were allowed."""
+"""Images of the rarer class (wrong or right, OOD or in-distribution) below which every gap may be zero. A bootstrap of
+two of them called the best of eight equal scores better than another one in 28 of 100 trials, where 5 were allowed."""
 _RARE = 30
 _ONE_PASS = {"logit", "feature"}
 """Columns that a single pass of the model writes."""
@@ -99,6 +110,9 @@ def compare(
             f"compare: no score can be computed from {table.name} ({reasons}). Extract logits or features."
         )
     result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
+    if has_model_labels(table):
+        wrong = wrong_predictions(table, by="compare")
+        result.errors_at_coverage = {name: errors_at_coverage(of[None], wrong) for name, of in u.items()}
     for metric, about, values, positives in _questions(result.remarks, table, u, ood_tables):
         ranked = _ranked(metric, values, positives, confidence=confidence, resamples=resamples, seed=seed)
         result.questions.append(Question(metric, about, len(positives), int(positives.sum()), ranked))
@@ -184,11 +198,7 @@ class Question:
     @property
     def leading(self) -> list[str]:
         """The scores that could be the best: their differences are noise on these images."""
-        return [name for name, score in self.scores.items() if self.may_lead(score.gap_to_best)]
-
-    def may_lead(self, gap: GapToBest) -> bool:
-        """Whether a gap may be noise."""
-        return self.rarer < FEWEST or not gap.surely
+        return [name for name, score in self.scores.items() if not score.gap_to_best.surely]
 
     def finding(self) -> str:
         """Which scores lead, and how large a difference must be to count."""
@@ -228,6 +238,8 @@ class Comparison(Result):
         questions: What was compared, errors first.
         left_out: By score, why it could not be computed.
         remarks: Why a question could not be answered, and what may flatter a score.
+        errors_at_coverage: By score, the share of wrong predictions among the most certain half, 80 %, 90 % and all
+            images; empty without labels of the model's classes.
     """
 
     name: str
@@ -237,8 +249,13 @@ class Comparison(Result):
     questions: list[Question] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    errors_at_coverage: dict[str, ErrorsAtCoverage] = field(default_factory=dict)
 
-    titles: ClassVar[Mapping[str, str]] = {"microseconds": "µs / image", "fit_seconds": "fit"}
+    titles: ClassVar[Mapping[str, str]] = {
+        USUAL_KEY: USUAL_TITLE,
+        "microseconds": "µs / image",
+        "fit_seconds": "fit",
+    }
 
     def __getitem__(self, title: str) -> Question:
         questions = [one for one in self.questions if title in (one.title, one.metric, one.about)]
@@ -267,11 +284,17 @@ class Comparison(Result):
         """The table, its size and the number of scores."""
         return f"{self.name}: {self.rows} images, {len(self.costs)} scores, {self.confidence:.0%} intervals"
 
+    def facts(self) -> dict[str, str]:
+        """How many errors remain among the most certain images."""
+        return coverage_facts({name: self.errors_at_coverage[name] for name in self.ranking if self.errors_at_coverage})
+
     def records(self) -> list[dict[str, Any]]:
         """One row per score: value and gap to the best on every question, and costs."""
         records: list[dict[str, Any]] = []
         for name in self.ranking:
             record: dict[str, Any] = {"score": name}
+            if self.errors_at_coverage:
+                record[USUAL_KEY] = self.errors_at_coverage[name][USUAL]
             for question in self.questions:
                 score = question.scores[name]
                 record |= {question.key: score.value, f"{question.key}_gap_to_best": score.gap_to_best}
@@ -287,11 +310,11 @@ class Comparison(Result):
         """Gaps that may be noise are marked "="."""
         if key in ("microseconds", "fit_seconds") and value is not None:
             return f"{value:.1f}" if key == "microseconds" else f"{value:.1f} s"
+        if key == USUAL_KEY:
+            return f"{100 * value:.1f} %"
         if not isinstance(value, GapToBest):
             return super().cell(key, value)
-        question = next(one for one in self.questions if key == f"{one.key}_gap_to_best")
-        mark = "= " if question.may_lead(value) else ""
-        return mark + super().cell(key, value if value.value else None)
+        return ("" if value.surely else "= ") + super().cell(key, value if value.value else None)
 
     def findings(self) -> list[str]:
         """Who leads on each question, which score serves all of them, and what was left out."""
@@ -410,6 +433,8 @@ def _ranked(
     draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
     exact = np.array([metric(one, positives) for one in values.values()])
     gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)
+    if min(positives.sum(), (~positives).sum()) < FEWEST:
+        gaps = [gap._replace(low=min(gap.low, 0.0)) for gap in gaps]
     low, high = percentiles(draws, confidence)
     names = list(values)
     return {

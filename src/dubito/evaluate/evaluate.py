@@ -1,5 +1,6 @@
 """How good are these uncertainties on this table? Every score by every metric that the columns allow, with intervals.
 
+    errors at 80 % coverage                 how many of the most certain are wrong?       needs logit, label
     error AUROC, AURC, excess AURC, AUGRC   are wrong predictions more uncertain?         needs logit, label
     R-AUROC                                 are bad nearest neighbours more uncertain?    needs feature, label
     OOD AUROC, AP, FPR95                    are out-of-distribution images?               needs a second table
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from dubito import metrics as measures
@@ -56,6 +57,12 @@ _METRICS: Mapping[str, tuple[Any, ...]] = {
 """Heading, function and columns of every metric; those without column "u" are the model's own."""
 TITLES = {name: title for name, (title, *_) in _METRICS.items()}
 """Every metric by name, and its heading."""
+COVERAGES = (0.5, 0.8, 0.9, 1.0)
+"""Shares of images, the most certain ones, of which the error rate is reported in plain numbers."""
+USUAL, USUAL_KEY, USUAL_TITLE = 0.8, "errors_at_80", "errors at 80 %"
+"""The one of them that tables show, its key in records and its heading."""
+ErrorsAtCoverage = dict[float, float]
+"""By coverage, the share of wrong predictions among the images that are accepted."""
 SHARED_WITH_OOD = "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two."
 _OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
@@ -120,6 +127,7 @@ def evaluate(
         result.microseconds[name] = 1e6 * (perf_counter() - start) / len(table) if isinstance(score, Score) else None
         result.scores[name] = measured({**columns, "u": u})
         if "wrong" in columns:
+            result.errors_at_coverage[name] = errors_at_coverage(u, columns["wrong"])
             result.risk_coverage[name] = _risk_coverage(u, columns["wrong"])
         if ood is not None:
             score.check_columns(ood)
@@ -179,6 +187,29 @@ def check_any_scores(scores: Mapping[str, Any], *, by: str) -> None:
         raise TableError(f"{by} needs at least one score; got none. Give some by name: {{'entropy': Entropy()}}.")
 
 
+def errors_at_coverage(u: Float[Tensor, "n"], wrong: Shaped[Tensor, "n"]) -> ErrorsAtCoverage:
+    """The error rate of the most certain images, for every share in COVERAGES.
+
+    >>> errors_at_coverage(torch.arange(10.0), torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1, 1]))[0.8]  # 2 of 8 are wrong
+    0.25
+    """
+    return dict(zip(COVERAGES, measures.acceptance_curve(u, wrong, COVERAGES).tolist(), strict=True))
+
+
+def coverage_facts(errors: Mapping[str, ErrorsAtCoverage]) -> dict[str, str]:
+    """By coverage, in words, the lowest error rate and the score that has it; empty without error rates.
+
+    >>> coverage_facts({"entropy": {0.8: 0.09, 1.0: 0.15}, "margin": {0.8: 0.1, 1.0: 0.15}})
+    {'at 100 % coverage': '15.0 % errors', 'at 80 % coverage': '9.0 % errors, by entropy'}
+    """
+    facts = {}
+    for coverage in sorted(next(iter(errors.values()), {}), reverse=True):
+        best, rate = min(((name, rates[coverage]) for name, rates in errors.items()), key=lambda one: one[1])
+        by = f", by {best}" if coverage < 1 else ""
+        facts[f"at {100 * coverage:g} % coverage"] = f"{100 * rate:.1f} % errors{by}"
+    return facts
+
+
 def has_both(flags: Bool[Tensor, "n"]) -> bool:
     """Whether there are positives and negatives; without both, nothing can be ranked."""
     return bool(flags.any()) and not bool(flags.all())
@@ -211,6 +242,8 @@ class Evaluation(Result):
         model: The model's own metrics.
         scores: By score and metric, the value with its interval.
         microseconds: Cost of each score per image; None for arrays, whose cost is unknown.
+        errors_at_coverage: By score, the share of wrong predictions among the most certain half, 80 %, 90 % and all
+            images; empty without labels of the model's classes.
         reliability: Confidence and accuracy in bins of equal width; None without labels of the model's classes.
         risk_coverage: By score, at most 200 points (coverage, risk); empty without such labels.
         ood: By score, histograms of its values in and out of distribution; empty without OOD images.
@@ -221,14 +254,16 @@ class Evaluation(Result):
     model: dict[str, Interval]
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
     microseconds: dict[str, float | None] = field(default_factory=dict)
+    errors_at_coverage: dict[str, ErrorsAtCoverage] = field(default_factory=dict)
     # Not in repr, text and JSON: curves to draw, hundreds of numbers.
     reliability: Reliability | None = field(default=None, repr=False)
     risk_coverage: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
     ood: dict[str, OodHistogram] = field(default_factory=dict, repr=False)
 
-    titles: ClassVar[Mapping[str, str]] = TITLES | {"microseconds": "µs / image"}
+    titles: ClassVar[Mapping[str, str]] = TITLES | {"microseconds": "µs / image", USUAL_KEY: USUAL_TITLE}
 
     def __getitem__(self, score: str) -> dict[str, Interval]:
+        check_choice(score, self.scores, by="Evaluation", what="score")
         return self.scores[score]
 
     @property
@@ -241,18 +276,25 @@ class Evaluation(Result):
         return f"{self.name}: {self.rows} images"
 
     def facts(self) -> dict[str, str]:
-        """The model's own metrics."""
-        return {TITLES[key]: self.cell(key, value) for key, value in self.model.items()}
+        """How many errors remain among the most certain images, and the model's own metrics."""
+        return coverage_facts(self.errors_at_coverage) | {
+            TITLES[key]: self.cell(key, value) for key, value in self.model.items()
+        }
 
     def records(self) -> list[dict[str, Any]]:
         """One row per score."""
         return [
-            {"score": name} | {key: row.get(key) for key in self.metrics} | {"microseconds": self.microseconds[name]}
+            {"score": name}
+            | ({USUAL_KEY: self.errors_at_coverage[name][USUAL]} if self.errors_at_coverage else {})
+            | {key: row.get(key) for key in self.metrics}
+            | {"microseconds": self.microseconds[name]}
             for name, row in self.scores.items()
         ]
 
     def cell(self, key: str, value: Any) -> str:
-        """Microseconds have one decimal."""
+        """Microseconds have one decimal, error rates are in per cent."""
+        if key == USUAL_KEY and value is not None:
+            return f"{100 * value:.1f} %"
         return f"{value:.1f}" if key == "microseconds" and value is not None else super().cell(key, value)
 
     def plot(self, ax: Axes | None = None, *, kind: Plot | None = None, score: str | None = None) -> Axes:

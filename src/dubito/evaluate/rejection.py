@@ -35,6 +35,7 @@ from torch import Tensor
 from dubito import metrics, validate
 from dubito.choices import WeighedBy
 from dubito.errors import MissingColumnError, TableError
+from dubito.evaluate.evaluate import errors_at_coverage
 from dubito.evaluate.rejection_result import (
     FIGURES,
     ORIGINAL,
@@ -229,6 +230,7 @@ def _results(
                 accuracy=float(predictions.correct.mean()),
                 nll=float(predictions.nll.mean()),
                 calibration_error=abs(float(predictions.gap.mean())),
+                errors_at_coverage=errors_at_coverage(torch.from_numpy(rows[0]), torch.from_numpy(1 - rows[1])),
                 curves=_curves(rows, levels.tolist()),
                 figures=_intervals(values, confidence),
                 differences=None if original else _intervals(values - reference, confidence),

@@ -1,8 +1,9 @@
 """The result of a rejection study: one set of curves for every order of the images, as table, plot, findings and files.
 
-The table has the layout of Tables 3 to 6 of Kirsch (2024): uncertainty, size of the ensemble, and the negative
-covariances of bucket calibration error, acceptance accuracy and acceptance NLL; then AUROC of errors and AURC, each
-with its difference to that of the original model's entropy at the same temperature.
+The table begins with plain numbers: how many predictions are wrong among the most certain images. AUROC of errors and
+AURC follow, each with its difference to that of the original model's entropy at the same temperature; then the columns
+of Tables 3 to 6 of Kirsch (2024), the negative covariances of bucket calibration error, acceptance accuracy and
+acceptance NLL.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
 from dubito.errors import ValueRangeError
+from dubito.evaluate.evaluate import COVERAGES, ErrorsAtCoverage, coverage_facts
 from dubito.metrics import Interval
 from dubito.result import Axes, Result, axes
 from dubito.storage import write_csv
@@ -30,6 +32,8 @@ PAPER = {
     "neg_acceptance_covariance_nll": "-cov acceptance NLL",
 }
 """The three figures of the paper's tables."""
+ERRORS_AT = {f"errors_at_{100 * coverage:g}": coverage for coverage in COVERAGES[::-1]}
+"""Columns of plain numbers: the share of wrong predictions among the most certain images, by their share of all."""
 UNCERTAINTIES = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
@@ -75,6 +79,7 @@ class RejectionCurves:
         accuracy: Accuracy on all images.
         nll: NLL on all images.
         calibration_error: |mean confidence - mean accuracy| on all images; not the binned ECE.
+        errors_at_coverage: The share of wrong predictions among the most certain half, 80 %, 90 % and all images.
         curves: By "bucket" or "acceptance", then "accuracy", "nll" or "calibration_error": the value at every level.
         figures: AUROC of errors, AURC and the negative covariances, with intervals; None for what is undefined, such
             as AUROC without errors.
@@ -86,6 +91,7 @@ class RejectionCurves:
     accuracy: float
     nll: float
     calibration_error: float
+    errors_at_coverage: ErrorsAtCoverage
     curves: Mapping[str, Mapping[str, tuple[float, ...]]]
     figures: Mapping[str, Interval | None]
     differences: Mapping[str, Interval | None] | None
@@ -124,11 +130,14 @@ class RejectionStudy(Result):
     levels: tuple[float, ...]
     results: Sequence[RejectionCurves]
 
+    naming: ClassVar = 3
     columns: ClassVar[Sequence[str]] = (
-        *("uncertainty", "size", "temperature", "accuracy", "nll", *PAPER),
+        *("uncertainty", "size", "temperature", *ERRORS_AT),
         *(key for figure in RANKING for key in (figure, f"{figure}_difference")),
+        *("accuracy", "nll", *PAPER),
     )
     titles: ClassVar[Mapping[str, str]] = {
+        **{key: f"errors at {100 * coverage:g} %" for key, coverage in ERRORS_AT.items()},
         "size": "ensemble",
         "temperature": "T",
         "nll": "NLL",
@@ -165,10 +174,18 @@ class RejectionStudy(Result):
         fitted = f"; T fitted on {self.calibrated_on}" if self.calibrated_on else ""
         return f"{self.name}: {self.images} images, {whose}{fitted}"
 
+    def facts(self) -> dict[str, str]:
+        """At the first temperature, how many errors remain among the most certain images."""
+        at = self.temperatures[0]
+        return coverage_facts(
+            {str(one.order): one.errors_at_coverage for one in self.results if one.order.temperature == at}
+        )
+
     def records(self) -> list[dict[str, Any]]:
         """One row per order, with all figures and differences."""
         return [
             {"model": self.model, **result.order._asdict(), "size": result.order.size}
+            | {key: result.errors_at_coverage[coverage] for key, coverage in ERRORS_AT.items()}
             | {metric: getattr(result, metric) for metric in METRICS}
             | {figure: result.figures[figure] for figure in FIGURES}
             | {f"{figure}_difference": (result.differences or {}).get(figure) for figure in FIGURES}
@@ -195,6 +212,8 @@ class RejectionStudy(Result):
         """The paper's figures have no intervals in the table."""
         if key in PAPER and value is not None:
             return f"{value.value + 0.0:.3f}"  # -0.0 would have a sign
+        if key in ERRORS_AT:
+            return f"{100 * value:.1f} %"
         if key == "uncertainty":
             return UNCERTAINTIES[value]
         return f"{value:.3g}" if key == "temperature" else super().cell(key, value)
