@@ -42,7 +42,6 @@ from typing import final
 
 import torch
 from jaxtyping import Float, Float64, Int
-from scipy.special import chdtri
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import grad, vmap
@@ -330,4 +329,6 @@ def normals(draws: int, classes: int, seed: int) -> Float64[Tensor, "s c"]:
 
 def bound_factor(draws: int, level: float = LEVEL) -> float:
     """What the sum over draws is multiplied by to be a bound: 1 / quantile of a chi-square."""
+    from scipy.special import chdtri  # noqa: PLC0415 (slow to import, rarely needed)
+
     return 1 / float(chdtri(draws, level))  # without scipy.stats, which takes seconds to import

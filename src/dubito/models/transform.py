@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.types import Json
 from dubito.validate import check_choice
 
 _REPEATS = 10
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+"""Those of torchvision, which is imported where images are resized: it is slow to import."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -63,7 +63,7 @@ class Preprocess:
         sides = _pixels(size, "size must be (height, width), or one number for a square")
         if resize is not None:
             resize = _pixels(resize, "resize must be the short side, (height, width) or None")
-        check_choice(interpolation, [mode.value for mode in InterpolationMode], by="Preprocess", what="interpolation")
+        check_choice(interpolation, INTERPOLATIONS, by="Preprocess", what="interpolation")
         check_choice(channels, ["RGB", "BGR"], by="Preprocess", what="channels")
         sides = (sides, sides) if isinstance(sides, int) else sides
         vars(self).update(size=sides, resize=resize, interpolation=interpolation, channels=channels)  # frozen
@@ -71,6 +71,9 @@ class Preprocess:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """An RGB image to uint8 (h, w, 3)."""
+        from torchvision.transforms import InterpolationMode  # noqa: PLC0415 (slow to import)
+        from torchvision.transforms import functional as pixels  # noqa: PLC0415
+
         if self.resize is not None:
             target = self.resize if isinstance(self.resize, int) else list(self.resize)
             image = pixels.resize(image, target, InterpolationMode(self.interpolation))

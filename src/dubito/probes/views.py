@@ -15,9 +15,9 @@ from functools import partial
 from typing import final
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Float32
 from torch import Tensor
-from torchvision.transforms.v2 import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.probes.dropout import pass_seed
@@ -143,31 +143,35 @@ def _crop(x: Tensor, amount: float, *, down: float, right: float) -> Tensor:
     h, w = x.shape[-2:]
     inner_h, inner_w = max(1, round((1 - amount) * h)), max(1, round((1 - amount) * w))
     top, left = round(down * (h - inner_h)), round(right * (w - inner_w))
-    cropped: Tensor = pixels.resized_crop(x, top, left, inner_h, inner_w, [h, w], antialias=True)
-    return cropped
+    return _resized(x[..., top : top + inner_h, left : left + inner_w], h, w)
 
 
 def _shift(x: Tensor, amount: float, *, down: int = 0, right: int = 0) -> Tensor:
     """The image moved by half of the amount; what comes in at the border is mirrored."""
     wider, dy, dx = _mirrored_border(x, amount)
-    shifted: Tensor = pixels.crop(wider, dy * (1 - down), dx * (1 - right), *x.shape[-2:])
-    return shifted
+    top, left = dy * (1 - down), dx * (1 - right)
+    return wider[..., top : top + x.shape[-2], left : left + x.shape[-1]]
 
 
 def _zoom_out(x: Tensor, amount: float) -> Tensor:
     """The whole image, smaller, in a border that mirrors it."""
-    smaller: Tensor = pixels.resize(_mirrored_border(x, amount)[0], list(x.shape[-2:]), antialias=True)
-    return smaller
+    return _resized(_mirrored_border(x, amount)[0], *x.shape[-2:])
+
+
+def _resized(x: Tensor, h: int, w: int) -> Tensor:
+    """As torchvision resizes a batch of images: bilinear with antialiasing, in float32 where inputs have less."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return F.interpolate(wide, (h, w), mode="bilinear", align_corners=False, antialias=True).to(x)
 
 
 def _mirrored_border(x: Tensor, amount: float) -> tuple[Tensor, int, int]:
     dy, dx = (round(amount / 2 * side) for side in x.shape[-2:])
-    return pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect"), dy, dx
+    return F.pad(x, (dx, dx, dy, dy), mode="reflect"), dy, dx
 
 
 VIEWS: dict[str, View] = {
     "identity": lambda x, _: x,
-    "flip": lambda x, _: pixels.horizontal_flip(x),
+    "flip": lambda x, _: x.flip(-1),
     "zoom_in": partial(_crop, down=0.5, right=0.5),
     "zoom_out": _zoom_out,
     "top_left": partial(_crop, down=0.0, right=0.0),

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-import faiss
 import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
@@ -239,6 +238,8 @@ def improve(
 
 def kmeans(sample: Float32[Tensor, "n d"], k: int, seed: int) -> Float64[Tensor, "k d"]:
     """Centres of k clusters by faiss, from the start of k-means++ (Arthur and Vassilvitskii 2007)."""
+    import faiss  # noqa: PLC0415 (slow to import; most scores need none of it)
+
     middle, generator = sample.mean(0), torch.Generator().manual_seed(seed)
     rows = sample - middle
     chosen = [int(torch.randint(len(rows), (1,), generator=generator))]

@@ -8,7 +8,6 @@ Sun et al. 2022; exact search by faiss, batch by batch.
 from dataclasses import dataclass
 from typing import final
 
-import faiss
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +22,8 @@ _AT_ONCE = 8192
 
 def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
     """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
+    import faiss  # noqa: PLC0415 (slow to import; most scores need none of it)
+
     arrays = queries.float().contiguous().numpy(), bank.float().contiguous().numpy()
     _, index = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
     # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
