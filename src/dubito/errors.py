@@ -111,3 +111,18 @@ class GradientFallbackWarning(DubitoWarning):
 
 class UnusedLayersWarning(DubitoWarning):
     """Some layers do not contribute to the logits, so they have no gradient; the message names them."""
+
+
+def first_words(text: object, most: int = 200) -> str:
+    """What an error of another package says, in one line that ends between two words; its type where it says nothing.
+
+    >>> first_words(ValueError("size mismatch for head: 1000 classes here, 10 in the file."), 40)
+    'size mismatch for head: 1000 classes ...'
+    """
+    words = str(text).split() or [type(text).__name__]
+    line = words[0]
+    for word in words[1:]:
+        if len(line) + len(word) + len(" ...") >= most:
+            return f"{line} ..."
+        line += f" {word}"
+    return line.rstrip(".")

@@ -14,13 +14,14 @@ from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.choices import suggestion
-from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import check_provenance
+from dubito.types import Classifier
 
 SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
@@ -183,6 +184,20 @@ def check_rows(table: Any, *, by: str, least: int = 1, what: str = "table") -> N
             f"{by}: {what} needs at least {least} row{'s' if least > 1 else ''}; {table.name} has {len(table)}. "
             f"Pass a table with more rows."
         )
+
+
+def check_model_first(model: object, other: object, *, by: str, what: str) -> None:
+    """Raise ModelError where a call has the model in the place of what follows it.
+
+    Args:
+        model: What stands in the place of the model.
+        other: What stands after it.
+        by: The function that the user called.
+        what: The name of the argument after the model.
+    """
+    models = (Classifier, nn.Module)
+    if isinstance(other, models) and not isinstance(model, models):
+        raise ModelError(f"{by}: model and {what} are swapped. Call {by}(model, {what}, ...).")
 
 
 def check_same_model(

@@ -24,7 +24,7 @@ from dubito.data import Subset, open_images
 from dubito.models import wrap
 from dubito.result import Result
 from dubito.types import Classifier, Images, Json
-from dubito.validate import check_number
+from dubito.validate import check_model_first, check_number
 
 _CLEARLY = 0.1
 """The share of images by which an order of classes must beat another transform to be the explanation."""
@@ -64,6 +64,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     >>> result.ok, result.issues[0].check
     (False, 'probabilities in place of logits')
     """
+    check_model_first(model, images, by="audit", what="images")
     classifier = model if isinstance(model, Classifier) else wrap(model)
     for name, value, least in (
         ("limit", limit, 1),

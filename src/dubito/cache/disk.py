@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -36,6 +37,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dubito.data.augment import Augmented
+from dubito.data.files import is_image
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.storage import UNFINISHED, checksum, encode, reading, write_file, write_json
@@ -314,6 +316,17 @@ def differing_parts(names: Mapping[str, str], was: Json, now: Json) -> list[str]
     return [f"{name} ({difference})" for name, difference in differences.items() if difference]
 
 
+def _no_cache(folder: Path) -> str:
+    """Why a place is not a cache, and how to make one."""
+    if is_image(folder.name) or (
+        folder.is_dir() and any(is_image(path.name) for path in islice(folder.rglob("*"), 99))
+    ):
+        make = f"Run a model over them first: dubito.extract(model, '{folder}', to='cache')."
+        return f"'{folder}' must be a cache; it holds images. {make}"
+    reason = f"there is no {FILE}" if folder.exists() else "there is no such folder"
+    return f"no cache in '{folder}': {reason}. Make one with dubito.extract(model, images, to='{folder}')."
+
+
 def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = None) -> Table:
     """The table of a finished cache.
 
@@ -329,8 +342,7 @@ def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = No
     known = model_identity(model) if isinstance(model, Classifier) else model
     manifest = read_manifest(folder)
     if manifest is None:
-        make = f"Make one with dubito.extract(model, images, to='{folder}')."
-        raise CacheError(f"no cache in '{folder}': there is no {FILE}. {make}")
+        raise CacheError(_no_cache(folder))
     if not manifest.finished:
         resume = "Run the same extraction again: it continues where it stopped."
         raise CacheError(f"cache '{folder}' is not finished. {resume}")

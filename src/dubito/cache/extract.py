@@ -34,7 +34,7 @@ from dubito.storage import LOCK, check_empty, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, Mixed, NotingProbe, Probe, Targets
-from dubito.validate import check_choice, check_classes, check_number
+from dubito.validate import check_choice, check_classes, check_model_first, check_number
 
 
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -72,6 +72,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         workers: Processes that decode; by default one per core, and none for ready arrays.
         progress: Show a bar when a terminal is watching.
     """
+    check_model_first(model, images, by="extract", what="images")
     _check_call(model, label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
     plain = open_images(images, labels)
     opened = plain if epochs == 1 and augment is None else _augmented(plain, model, epochs, augment or Augment())

@@ -23,7 +23,15 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.choices import Precision
 from dubito.data.image_set import ImageSet
-from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, TableError, ValueRangeError
+from dubito.errors import (
+    BrokenImageError,
+    DubitoError,
+    ImagesError,
+    SkippedImagesWarning,
+    TableError,
+    ValueRangeError,
+    first_words,
+)
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
 from dubito.types import (
@@ -169,7 +177,7 @@ def _raised(items: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
         if "DataLoader worker" not in str(error):
             raise
         raise ImagesError(
-            f"a process that decodes images ended by itself ({str(error).splitlines()[0]}), as when memory runs out. "
+            f"a process that decodes images ended by itself ({first_words(error)}), as when memory runs out. "
             f"Run the same call again, with fewer workers or workers=0."
         ) from error
 

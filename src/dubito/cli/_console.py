@@ -26,7 +26,7 @@ import dubito
 from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
-_EXTRACT = re.compile(r"dubito\.extract\(model, images, to='([^']*)'\)")
+_EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
 _CODE = r"`[^`]*`|\bdubito\.[\w.]+\((?:[^()]|\([^()]*\))*\)|(?<!\w)'[^']*'"
 """Parts of a message that are left as they are: commands, calls in Python and quoted values."""
 
@@ -274,7 +274,7 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     >>> translate("compare: ood 'cats' is empty. Pass ood= or train='x'.", {"ood": "--ood", "train": "--train"})
     "compare: --ood 'cats' is empty. Pass --ood or --train 'x'."
     """
-    text = _EXTRACT.sub(r"`dubito extract MODEL IMAGES --to \1`", text)
+    text = _EXTRACT.sub(lambda match: f"`dubito extract MODEL {match[1] or 'IMAGES'} --to {match[2]}`", text)
     if not options:
         return text
     names = "|".join(map(re.escape, options))
@@ -339,6 +339,18 @@ def stored_model(chosen: str | None, loaded: "dubito.Guard | dubito.SafeIndex", 
 def is_cache(place: str) -> bool:
     """Whether a place is a cache rather than images."""
     return (Path(place) / "manifest.json").is_file()
+
+
+def check_model_first(model: str, images: str) -> None:
+    """Raise where MODEL and IMAGES are swapped: the first is a place, and the second names a model."""
+    if ":" in images and not Path(images).exists() and ":" not in model and Path(model).exists():
+        raise BadParameter(f"MODEL and IMAGES are swapped: '{images}' names a model, and '{model}' holds the images.")
+
+
+def check_folder_first(folder: Path, other: str, file: str, names: tuple[str, str]) -> None:
+    """Raise where a folder that dubito wrote, known by a file in it, comes after what it is used on."""
+    if (Path(other) / file).is_file() and not (folder / file).is_file():
+        raise BadParameter(f"{names[0]} and {names[1]} are swapped: '{other}' is the {names[0].lower()}.")
 
 
 def open_sets(paths: Sequence[Path]) -> dict[str, "dubito.Table"]:

@@ -31,6 +31,7 @@ def audit(
 
     Wrong normalisation, labels off by one, a softmax too many, duplicates and more. Exit code 3 if anything is wrong.
     """
+    options.check_model_first(model, images)
     with screen.waiting(f"loading {model}"):
         classifier = dubito.load(model, weights=weights, device=device)
     result = dubito.audit(

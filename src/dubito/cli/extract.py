@@ -91,6 +91,7 @@ def extract(
 
     Stopped at any instant, the same command continues where it was.
     """
+    options.check_model_first(model, images)
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
         probes, augmentation = _probes(probe), None

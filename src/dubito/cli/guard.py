@@ -86,6 +86,7 @@ def run(
     top: Annotated[int, option("Show the first N images; CSV and JSON have all.", "N", min=0)] = 20,
 ) -> None:
     """Accept or refuse the model's predictions for IMAGES, each with the reason."""
+    options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     cached = options.is_cache(images)
     with screen.waiting("loading the guard" if cached else "loading guard and model"):
         loaded = dubito.Guard.load(guard) if cached else _with_model(guard, model, weights, device)

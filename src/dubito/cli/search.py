@@ -89,6 +89,7 @@ def query(
     weights: options.Weights = "pretrained",
 ) -> None:
     """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
+    options.check_folder_first(index, queries, "index.json", ("INDEX", "IMAGES"))
     with screen.waiting("opening the index"):
         loaded = dubito.SafeIndex.load(index)
     table = _query_table(screen, loaded, queries, model, weights)

@@ -31,7 +31,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.func import functional_call
 
 from dubito.data.image_set import some
-from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
+from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError, first_words
 from dubito.gradients.parts import Measure, Part, measured, norms
 from dubito.gradients.rules import RULES, Layout, WeightUse, layout_of
 from dubito.models.wrap import eager, frozen, kept_buffers, output_of, sample_of
@@ -355,7 +355,7 @@ def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, T
         try:
             ours = norms_of(parts, seen.graph, leaves[name], "squares").double()
         except RuntimeError as error:  # an operation on weights that cannot be done for several gradients at once
-            wrong[name] = str(error).partition("\n")[0]
+            wrong[name] = first_words(error)
             continue
         expected = torch.zeros_like(ours)
         expected[seen.only] = truth[name]

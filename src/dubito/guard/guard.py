@@ -38,7 +38,7 @@ from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
 from dubito.types import Classifier, Images, Json, Probe
-from dubito.validate import check_number, check_rows, check_same_model, has_model_labels
+from dubito.validate import check_model_first, check_number, check_rows, check_same_model, has_model_labels
 
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=3, parts=("parts",), how="Guard.save")
@@ -112,6 +112,7 @@ class Guard(Result):
         Raises:
             GuardError: The guarantee cannot be given with these images; the message says how many it takes.
         """
+        check_model_first(model, table, by="Guard.fit", what="table")
         guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         check_table(table, by="guard.fit")
         if train is not None:

@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito import scores
-from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
+from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError, first_words
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.gaussians import squared_distances
@@ -105,11 +105,11 @@ def _exported(module: "GuardModule") -> Any:
             )
     except Exception as error:  # of torch's exporters, or of the module's own code
         cause = error.__cause__ or error
-        reason = next(iter(str(cause).strip().splitlines()), "no message")
         raise GuardError(
             f"guard.export_onnx: {module.of} cannot be written as an ONNX graph for batches of any size "
-            f"({type(cause).__name__}: {reason}). Its code must not choose its way by the values or the number of "
-            f"inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its forward."
+            f"({type(cause).__name__}: {first_words(cause)}). Its code must not choose its way by the values or the "
+            f"number of inputs: look in its forward for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed "
+            f"batch."
         ) from error
     finally:
         logger.setLevel(level)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from huggingface_hub import ModelHubMixin, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-from dubito.errors import ArtefactError, DubitoError
+from dubito.errors import ArtefactError, DubitoError, first_words
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, make_card, read_head, write_head
 
 _PATIENCE = 10.0
@@ -134,7 +134,7 @@ def _unreachable(name: str, revision: str | None, token: str | bool | None) -> s
         answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
         if answered or isinstance(error, errors.HFValidationError):
             raise
-        return _first_line(error)
+        return first_words(error)
     return None
 
 
@@ -147,8 +147,4 @@ def _hub_errors(what: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the client's own errors have no common root
         reason = next(text for kinds, text in _REASONS.items() if isinstance(error, kinds))
-        raise ArtefactError(what + reason.format(name=name, error=_first_line(error))) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200].rstrip(". ")
+        raise ArtefactError(what + reason.format(name=name, error=first_words(error))) from error

@@ -26,8 +26,7 @@ from typing import Any
 from torch import nn
 
 from dubito.choices import nearest
-from dubito.errors import ModelError
-from dubito.models.weights import first_line
+from dubito.errors import ModelError, first_words
 from dubito.models.wrap import WrappedClassifier, wrap
 
 _MODELS = (nn.Module, WrappedClassifier)
@@ -103,7 +102,7 @@ def _made(entry_point: Any, options: dict[str, Any], entry: str, place: str) -> 
             signature.bind(**options)
         except TypeError as error:
             raise ModelError(
-                f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_line(error)}). "
+                f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_words(error)}). "
                 f"It takes {', '.join(signature.parameters) or 'none'}: pass these as options, or give them defaults."
             ) from error
     with running(what):
@@ -183,7 +182,7 @@ def running(what: str) -> Iterator[None]:
         repair = "Fix it there; the whole traceback is this error's cause."
         if isinstance(error, ImportError) and "relative import" in str(error):
             repair = "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {first_words(error)}"
         raise ModelError(f"load: {what} failed{_where(error)} ({reason}). {repair}") from error
 
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 
 from dubito.choices import nearest
-from dubito.errors import CheckpointError, ModelError
-from dubito.models.weights import first_line, put_weights, read_weights
+from dubito.errors import CheckpointError, ModelError, first_words
+from dubito.models.weights import put_weights, read_weights
 from dubito.models.wrap import WrappedClassifier, eager, wrap
 
 Weights = Literal["pretrained"] | str | Path | None
@@ -123,7 +123,7 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str =
             failure = f"the pretrained weights of '{name}' could not be fetched"
         else:
             repair = "Pass options that its source takes."
-        raise ModelError(f"load: {failure} ({first_line(error)}). {repair}") from error
+        raise ModelError(f"load: {failure} ({first_words(error)}). {repair}") from error
     finally:
         if before is None:
             del os.environ[_SAFE]

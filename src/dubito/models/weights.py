@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dubito.errors import CheckpointError
+from dubito.errors import CheckpointError, first_words
 from dubito.storage import tensors_digest
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "net")
@@ -44,7 +44,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file can fail anywhere
-        reason = first_line(error)
+        reason = first_words(error)
         raise CheckpointError(f"weights: '{path}' is not a readable weights file ({reason}). Copy it again.") from error
     for key in _WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -75,11 +75,6 @@ def _read_torch(path: Path) -> Any:
             f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
             f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """An error's first line, shortened; its class if it has no message."""
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

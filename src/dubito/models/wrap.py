@@ -19,10 +19,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from dubito.errors import ModelError, RefusedInputsError
+from dubito.errors import ModelError, RefusedInputsError, first_words
 from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
 from dubito.models.transform import FunctionTransform, NoTransform
-from dubito.models.weights import first_line, module_digests, operations
+from dubito.models.weights import module_digests, operations
 from dubito.types import Json, Tiled, Transform
 from dubito.validate import check_choice
 
@@ -267,7 +267,7 @@ class WrappedClassifier:
             raise  # of torch's RuntimeErrors, those that other inputs would not fix
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
             shape = ", ".join(map(str, ("n", *x.shape[1:])))
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            reason = f"{type(error).__name__}: {first_words(error)}"
             refusal = f"{self.name} cannot take inputs of shape ({shape}) ({reason})"
             raise RefusedInputsError(f"{refusal}. {_repair(x.shape[1:])}") from error
         finally:
@@ -325,7 +325,7 @@ def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Modul
         there = torch.empty(0, device=device).device
         return module if here == there else copy.deepcopy(module).to(there)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device: '{device}' cannot be used here ({first_line(error)}). Try device='cpu'.") from error
+        raise ModelError(f"device: '{device}' cannot be used here ({first_words(error)}). Try device='cpu'.") from error
 
 
 @contextlib.contextmanager

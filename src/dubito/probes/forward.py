@@ -20,7 +20,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from dubito.choices import KnownLoss, Precision
-from dubito.errors import ImagesError, ValueRangeError
+from dubito.errors import ImagesError, ValueRangeError, first_words
 from dubito.table import Provenance
 from dubito.types import Classifier, Inputs, Json, Mixed, Targets, TaskLoss
 from dubito.validate import check_choice, check_classes
@@ -201,7 +201,7 @@ def as_classes(label: Targets | None, count: int) -> Int64[Tensor, "n"] | None:
 
 def _described(values: object) -> str:
     if not isinstance(values, Tensor):
-        return f"{type(values).__name__} {values!r}"[:80]
+        return first_words(f"{type(values).__name__} {values!r}", 80)
     plain = f"{values.dtype} of shape {tuple(values.shape)}"
     real = values.numel() and not values.is_complex()
     return f"{plain} from {values.min().item():g} to {values.max().item():g}" if real else plain

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError, first_words
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.inputs import is_valid_id
 from dubito.search.rule import Rule, Thresholds
@@ -444,8 +444,8 @@ def _is_lost(error: psycopg.Error) -> bool:
 
 
 def _line(error: psycopg.Error) -> str:
-    """The first line of a server's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of a server's message; more of them repeat the query."""
+    return first_words((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:

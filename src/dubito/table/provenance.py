@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, final
 
-from dubito.errors import ArtefactError, DubitoError, TableError
+from dubito.errors import ArtefactError, DubitoError, TableError, first_words
 
 MODEL_PARTS = ("weights", "head", "transform")
 """What a cache's identity compares of a model."""
@@ -106,7 +106,7 @@ class Provenance:
         if written is None:
             return None
         known = {one.name for one in fields(cls)}
-        odd = sorted(set(written) - known) if isinstance(written, dict) else [repr(written)[:40]]
+        odd = sorted(set(written) - known) if isinstance(written, dict) else [first_words(repr(written), 40)]
         if odd:
             raise ArtefactError(
                 f"{where}: provenance has no part {odd[0]}. It was written by another version: save again."
