@@ -60,6 +60,7 @@ docs: $(READY)  ## serve the documentation while writing it
 	$(BIN)/mkdocs serve
 
 bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/neighbours.py
 	$(BIN)/python benchmarks/density.py
 	$(BIN)/python benchmarks/filter.py
