@@ -49,6 +49,12 @@ class ValueRangeError(DubitoError):
     """NaN, infinity or another value that has no meaning here."""
 
 
+class UnknownNameError(ValueRangeError, KeyError):
+    """A name that is none of those that are known; the message lists them. Also a KeyError, for results by name."""
+
+    __str__ = Exception.__str__  # a KeyError would put its text in quotes
+
+
 class CacheError(DubitoError):
     """A cache on disk cannot be used."""
 

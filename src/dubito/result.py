@@ -123,8 +123,9 @@ class Result:
         return [*([f"and {left} more"] if left > 0 else []), *self.findings()]
 
     def __str__(self) -> str:
-        facts = "  ".join([self.title(), *(f"{name} {text}" for name, text in self.facts().items())])
-        return "\n".join([facts, *aligned(self.lines()), *self._sentences()])
+        return "\n".join(
+            [self.title(), *aligned(list(self.facts().items())), *aligned(self.lines()), *self._sentences()]
+        )
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:
         from rich.table import Column, Table  # noqa: PLC0415 (only to print)
@@ -133,7 +134,8 @@ class Result:
         yield Text(self.title(), style="bold")
         named, width = self.facts(), options.max_width
         short = max(map(len, named), default=0) <= width // 2
-        facts = Table.grid(Column(style="dim", overflow="fold", no_wrap=short), Column(overflow="fold"), padding=(0, 1))
+        name_column = Column(style="dim", overflow="fold", no_wrap=short)
+        facts = Table(name_column, Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
         for name, text in named.items():
             facts.add_row(Text(name), Text(text))
         if named:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.choices import suggestion
-from dubito.errors import DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
+from dubito.errors import DubitoError, DubitoWarning, ModelError, TableError, UnknownNameError, ValueRangeError
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import check_provenance
@@ -34,15 +34,15 @@ _SPOKEN: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"
 
 
 def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> None:
-    """Raise ValueRangeError unless a value is one of the known names.
+    """Raise UnknownNameError unless a value is one of the known names.
 
     >>> check_choice("entropi", ["entropy", "margin"], by="evaluate", what="score")
     Traceback (most recent call last):
-    dubito.errors.ValueRangeError: evaluate: score must be one of entropy, margin; got 'entropi'. Did you mean entropy?
+    dubito.errors.UnknownNameError: evaluate: score must be one of entropy, margin; got 'entropi'. Did you mean entropy?
     """
     if value not in known:
         names = ", ".join(known) or "none"
-        raise ValueRangeError(f"{by}: {what} must be one of {names}; got {value!r}.{suggestion(str(value), known)}")
+        raise UnknownNameError(f"{by}: {what} must be one of {names}; got {value!r}.{suggestion(str(value), known)}")
 
 
 def check_number(

@@ -45,7 +45,7 @@ def test_errors(run: Run, cache: Path, tmp_path: Path) -> None:
     assert f"'{tmp_path / 'nope.csv'}' cannot be read ([Errno 2] No such file or directory" in answer.err
     assert "requires uncertainties that are not negative" in run("acquire", cache, "-s", "energy").err
     assert (
-        "--set and --train belong to a score, and none is named"
+        "--set and --learn-from belong to a score, and none is named"
         in run("acquire", cache, "--set", "scaled_entropy.scale=2").err
     )
     assert "takes no score; got energy" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err

@@ -9,7 +9,7 @@ from dubito.cli._console import _option_names, translate
 from dubito.cli.evaluate import compare
 from dubito.cli.explain import diagnose
 
-OPTIONS = {"ood": "--ood", "train": "--train", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
+OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ OPTIONS = {"ood": "--ood", "train": "--train", "per_class": "--per-class", "held
         ("evaluate: ood (cache/x) and y must come", "evaluate: --ood (cache/x) and y must come"),
         ("held_out: a share must lie", "--held-out: a share must lie"),
         ("compare: ood 'cats' needs rows", "compare: --ood 'cats' needs rows"),
-        ("these images are also in train (cache/x)", "these images are also in --train (cache/x)"),
+        ("these images are also in train (cache/x)", "these images are also in --learn-from (cache/x)"),
         ("Pass to=.", "Pass --to."),
-        ("Give ood=..., or train='x'.", "Give --ood ..., or --train 'x'."),
+        ("Give ood=..., or train='x'.", "Give --ood ..., or --learn-from 'x'."),
         ("per_class=True needs labels", "--per-class needs labels"),
         ("they train on ood images", "they train on ood images"),
         ("see `train=1` and dubito.f(to=1, g(ood=2))", "see `train=1` and dubito.f(to=1, g(ood=2))"),

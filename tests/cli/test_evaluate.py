@@ -40,7 +40,7 @@ def test_json_is_that_of_the_library(run: Run, labelled: Path, ood: Path) -> Non
 
 
 def test_table_names_metrics_and_scores(run: Run, labelled: Path) -> None:
-    answer = run("evaluate", labelled, "--train", labelled, "--set", "neighbours.k=2", "--resamples", 5)
+    answer = run("evaluate", labelled, "--learn-from", labelled, "--set", "neighbours.k=2", "--resamples", 5)
     assert answer.code == 0, answer.err
     for text in ("12 images", "accuracy", "0.667", "error AUROC", "AURC", "µs / image", "entropy", "neighbours"):
         assert text in answer.out
@@ -48,7 +48,7 @@ def test_table_names_metrics_and_scores(run: Run, labelled: Path) -> None:
 
 def test_density_is_one_that_suits_the_images_unless_it_is_requested(run: Run, labelled: Path, monkeypatch) -> None:
     """Full covariances of wide features take minutes, so nobody gets them without a word."""
-    options = ("evaluate", labelled, "--train", labelled, "--resamples", 5, "--metric", "error_auroc", "--json")
+    options = ("evaluate", labelled, "--learn-from", labelled, "--resamples", 5, "--metric", "error_auroc", "--json")
     made: list[dubito.Density] = []
     fit = dubito.Density.fit
     monkeypatch.setattr(dubito.Density, "fit", lambda score, table: (made.append(score), fit(score, table))[1])
@@ -149,12 +149,12 @@ def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> No
 
 def test_temperature_and_pooled_weights_of_members(run: Run, ensembles: Path) -> None:
     options = ("-s", "temperature", "--set", "temperature.score_of=mutual_information:tiles_3", "--resamples", 5)
-    answer = run("evaluate", ensembles, "--train", ensembles, *options, "--json")
+    answer = run("evaluate", ensembles, "--learn-from", ensembles, *options, "--json")
     assert answer.code == 0, answer.err
     assert answer.json["scores"].keys() == {"temperature"}
     name = "weighted_mutual_information"
     options = ("-s", name, "--set", f"{name}.over=pooled", "--set", f"{name}.of=views", "--resamples", 5)
-    assert run("evaluate", ensembles, "--train", ensembles, *options).code == 0
+    assert run("evaluate", ensembles, "--learn-from", ensembles, *options).code == 0
     answer = run("evaluate", ensembles, *options)
     assert answer.code == 1
     assert "weighted_mutual_information learns from views_logit" in answer.err
@@ -213,11 +213,11 @@ def test_the_table_and_the_sentences_are_shown(run: Run, labelled: Path) -> None
 
 def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> None:
     options = ("-s", "neighbours", "--set", "neighbours.k=2", "--resamples", 20, "--json")
-    assert "neighbours" in run("compare", labelled, "--train", ood, *options).json["costs"]
+    assert "neighbours" in run("compare", labelled, "--learn-from", ood, *options).json["costs"]
     answer = run("compare", labelled, *options)
     assert answer.code == 1
     assert "neighbours learns from feature" in answer.err
-    assert "Use --train CACHE." in answer.err
+    assert "Use --learn-from CACHE." in answer.err
 
 
 def test_without_labels_and_ood_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:

@@ -27,7 +27,7 @@ def caches(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_json_is_that_of_the_library(run: Run, cache: Path, caches: dict[str, Path]) -> None:
-    options = ("--train", caches["train"], "--draws", 3, "--resamples", 20, "--seed", 2)
+    options = ("--learn-from", caches["train"], "--draws", 3, "--resamples", 20, "--seed", 2)
     answer = run("diagnose", cache, caches["cats"], caches["dogs"], *options, "--json")
     assert answer.code == 0, answer.err
     tables = {name: dubito.open(caches[name]) for name in ("cats", "dogs")}
@@ -86,8 +86,8 @@ def test_errors(run: Run, images: Path, cache: Path, caches: dict[str, Path], tm
     assert run(*other).code == 0
     answer = run("diagnose", cache, tmp_path / "other")
     assert (answer.code, answer.err[:21]) == (1, "error: diagnose: OOD ")
-    answer = run("diagnose", cache, caches["cats"], "--train", tmp_path / "other")
-    assert (answer.code, answer.err[:26]) == (1, "error: diagnose: --train (")
+    answer = run("diagnose", cache, caches["cats"], "--learn-from", tmp_path / "other")
+    assert (answer.code, answer.err[:26]) == (1, "error: diagnose: --learn-from (")
     assert run("diagnose", cache).code == 2
     assert run("diagnose", cache, caches["cats"], "--seed", -1).code == 2
     assert run("diagnose", cache, caches["cats"], "--covariance", "round").code == 2

@@ -47,17 +47,13 @@ def test_skipped_images_are_noted(run: Run, weights: Path, tmp_path: Path) -> No
     command = ("extract", MODEL, tmp_path / "images", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     answer = run(*command)
     assert answer.code == 0
-    assert answer.err.startswith("note: 1 of 3 images could not be decoded and were skipped:")
-    assert "Warning" not in answer.err
-    assert ".py" not in answer.err
+    assert answer.err == ""
     assert "3, 1 skipped" in answer.out
-    assert "skipped 01.png" in answer.out
+    assert answer.out.count("01.png") == 1
     result = run(*command, "--json").json
     assert (result["images"], result["rows"]) == (3, 2)
     assert result["skipped"][0]["id"] == "01.png"
-    assert len(result["notes"]) == 1
-    assert result["notes"][0].startswith("1 of 3 images")
-    assert run(*command, "--quiet").err == ""
+    assert result["notes"] == []
 
 
 def test_a_damaged_shard_is_noted_and_repaired(

@@ -99,7 +99,7 @@ def test_an_error_is_one_sentence(run: Run) -> None:
     assert answer.code == 1
     assert answer.out == ""
     assert answer.err == (
-        "error: no cache in 'no/such/cache': there is no manifest.json. "
+        "error: no cache in 'no/such/cache': there is no such folder. "
         "Make one with `dubito extract MODEL IMAGES --to no/such/cache`.\n"
     )
 

@@ -59,7 +59,7 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
         "left out: temperature, neighbours, density, mahalanobis, mental, which learn first. "
-        "Pass in-distribution images: --train CACHE."
+        "Pass in-distribution images: --learn-from CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
 
@@ -86,7 +86,7 @@ def test_text_names_images_and_classes(run: Run, cache: Path) -> None:
 
 def test_fit_unlocks_the_learned_ones(run: Run, cache: Path, labelled: Path) -> None:
     answer = run(
-        "score", cache, "--train", labelled, "--set", "neighbours.k=2", "--set", "temperature.score_of=entropy"
+        "score", cache, "--learn-from", labelled, "--set", "neighbours.k=2", "--set", "temperature.score_of=entropy"
     )
     assert answer.code == 0, answer.err
     assert "neighbours" in answer.out
@@ -103,7 +103,7 @@ def test_settings_may_be_words_switches_and_nothing(run: Run, cache: Path, label
     settings = ("density.covariance=tied", "density.neurons=none", "mahalanobis.relative=yes")
     options = [part for setting in settings for part in ("--set", setting)]
     result = run(
-        "score", cache, "--train", labelled, "-s", "density", "-s", "mahalanobis", *options, "--top", 1, "--json"
+        "score", cache, "--learn-from", labelled, "-s", "density", "-s", "mahalanobis", *options, "--top", 1, "--json"
     )
     assert result.code == 0, result.err
     table, train = dubito.open(cache), dubito.open(labelled)
@@ -131,7 +131,7 @@ def test_csv_and_npz_hold_every_row(run: Run, cache: Path, labelled: Path, tmp_p
 
 def test_saved_scores_score_alike(run: Run, cache: Path, labelled: Path, tmp_path: Path) -> None:
     options = ("-s", "neighbours", "-s", "entropy", "--top", COUNT, "--json")
-    saved = run("score", cache, "--train", labelled, "--save", tmp_path, *options)
+    saved = run("score", cache, "--learn-from", labelled, "--save", tmp_path, *options)
     assert saved.code == 0, saved.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["entropy", "neighbours"]
     loaded = run("score", cache, "--load", tmp_path, *options)
@@ -152,7 +152,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
     assert "got 'entrpy'. Did you mean entropy?" in sentence(cache, "-s", "entrpy")
     assert "neighbours learns from feature" in sentence(cache, "-s", "neighbours")
     assert "k must be a whole number in [1, 12]" in sentence(
-        cache, "--train", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
+        cache, "--learn-from", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
     )
     for setting, message in {
         "scaled_entropy.warmth=1": "--set: scaled_entropy: a setting must be one of scale; got 'warmth'.",
@@ -161,7 +161,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
         "mahalanobis.relative=maybe": "--set: mahalanobis: relative must be one of true, false, yes, no; got 'maybe'.",
     }.items():
         name = setting.partition(".")[0]
-        assert message in sentence(cache, "--train", labelled, "-s", name, "--set", setting, code=2)
+        assert message in sentence(cache, "--learn-from", labelled, "-s", name, "--set", setting, code=2)
     assert "--set names 'scaled_entropy', which is not made here" in sentence(
         cache, "-s", "entropy", "--set", "scaled_entropy.scale=1", code=2
     )
@@ -173,7 +173,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
 def test_fit_must_be_of_the_same_model(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
     other = ("extract", MODEL, images, "--to", tmp_path / "other", "--weights", "none", "--workers", 0)
     assert run(*other).code == 0
-    answer = run("score", cache, "--train", tmp_path / "other")
+    answer = run("score", cache, "--learn-from", tmp_path / "other")
     assert answer.code == 1
     assert "must come from one model with one transform" in answer.err
 
@@ -182,7 +182,7 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
     write_images(tmp_path / "few", 3, seed=9)
     command = ("extract", MODEL, tmp_path / "few", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     assert run(*command).code == 0
-    notes = run("score", cache, "--train", tmp_path / "cache", "--json").json["notes"]
+    notes = run("score", cache, "--learn-from", tmp_path / "cache", "--json").json["notes"]
     assert notes[0].startswith("left out: temperature.fit needs column 'label'")
     assert notes[1].startswith("left out: neighbours.fit: k must be a whole number in [1, 3]; got")
 
@@ -215,7 +215,7 @@ def test_beside_requested_scores(run: Run, cache: Path, own: Path) -> None:
 
 
 def test_no_head_is_trained_in_passing(run: Run, cache: Path, labelled: Path) -> None:
-    result = run("score", cache, "--train", labelled, "--json").json
+    result = run("score", cache, "--learn-from", labelled, "--json").json
     assert "head" not in result["scores"]
     assert not any("head" in note for note in result["notes"])
 

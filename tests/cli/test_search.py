@@ -172,7 +172,7 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
             2,
             "Pass --score entropy or --head auto.",
         ),
-        (("--score", "neighbours"), 1, "Use --train CACHE."),
+        (("--score", "neighbours"), 1, "Use --learn-from CACHE."),
         (("--clean", "neither"), 2, "Invalid value for '--clean'"),
         (("--approximate", "nonsense"), 1, "faiss cannot build 'nonsense'"),
     ],

@@ -43,8 +43,11 @@ def test_as_json(result):
 
 
 def test_as_text(result):
-    title, header, *body = str(result).splitlines()
-    assert title.startswith("cache/test: 240 images  accuracy 0.")
+    title, *facts = str(result).splitlines()[:10]
+    assert title == "cache/test: 240 images"
+    assert facts[0] == "at 100 % coverage  38.8 % errors"  # 93 of 240
+    assert facts[4].startswith("accuracy           0.61")
+    header, *body = str(result).splitlines()[10:]
     assert header.split("  ")[0] == "score"
     for key in ("error AUROC", "AURC", "excess AURC", "AUGRC", "R-AUROC", "µs / image"):
         assert key in header
@@ -58,18 +61,18 @@ def test_as_text(result):
 
 def test_as_cells(result):
     header, *body = result.lines()
-    assert len(header) == 7
-    assert all(len(line) == 7 for line in body)
+    assert len(header) == 8
+    assert all(len(line) == 8 for line in body)
     accuracy = result.model["accuracy"]
     assert result.facts()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
-    assert list(result.facts()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
+    assert list(result.facts())[-5:] == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
 
 
 def test_a_metric_that_one_score_lacks_is_a_dash():
     result = evaluate({"u": [0.1, 0.2, 0.3]}, Table(logit=[[1.0, 0.0]] * 3, label=[0, 1, 0]), **QUICK)
     result.scores["other"] = {}
     result.microseconds["other"] = None
-    assert result.lines()[-1] == ["other", "-", "-", "-", "-", "-"]
+    assert result.lines()[-1] == ["other", "-", "-", "-", "-", "-", "-"]
 
 
 def test_csv_has_columns_for_bounds(result, tmp_path):

@@ -69,13 +69,15 @@ def test_text_and_findings(study):
     ):
         assert word in text
     header, first, second = study.lines()[:3]
-    assert header[:5] == ["uncertainty", "ensemble", "T", "accuracy", "NLL"]
-    assert header[8:] == ["error AUROC", "error AUROC - entropy's", "AURC", "AURC - entropy's"]
+    assert header[:7] == ["uncertainty", "ensemble", "T", *(f"errors at {share} %" for share in (100, 90, 80, 50))]
+    assert header[7:11] == ["error AUROC", "error AUROC - entropy's", "AURC", "AURC - entropy's"]
+    assert header[11:13] == ["accuracy", "NLL"]
     assert first[:3] == ["entropy", "original", "1"]
-    assert first[9] == first[11] == "-"
+    assert first[8] == first[10] == "-"
+    assert first[3] == f"{100 * (1 - study.results[0].accuracy):.1f} %"
     difference = study.results[1].differences["auroc"]
-    assert second[9] == f"{difference.value:.3f} [{difference.low:.3f}, {difference.high:.3f}]"
-    assert second[5] == f"{study.results[1].figures['neg_bucket_covariance_calibration_error'].value:.3f}"
+    assert second[8] == f"{difference.value:.3f} [{difference.low:.3f}, {difference.high:.3f}]"
+    assert second[13] == f"{study.results[1].figures['neg_bucket_covariance_calibration_error'].value:.3f}"
     assert len(study.findings()) == 2
     assert f"T = 1: the model's own entropy against {2 * len(ALL)} other orders" in study.findings()[0]
 

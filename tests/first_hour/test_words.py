@@ -30,8 +30,8 @@ def header(path):
 def test_scores_on_the_command_line(tmp_path):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
-    inputs = (torch.randn(6, 3, 2, 2), torch.arange(6) % 3)
-    dubito.extract(dubito.wrap(module, classes=CLASSES), inputs, to=tmp_path / "cache", progress=False)
+    model, inputs = dubito.wrap(module, classes=CLASSES), torch.randn(6, 3, 2, 2)
+    dubito.extract(model, inputs, to=tmp_path / "cache", labels=[0, 1, 2, 0, 1, 2], progress=False)
     assert main(["score", str(tmp_path / "cache"), "-s", "entropy", "--to", str(tmp_path / "scores.csv")]) == 0
     columns = ["id", "predicted", "predicted_class", "probability", "label", "entropy"]
     assert header(tmp_path / "scores.csv") == columns

@@ -13,7 +13,7 @@ import typer
 
 from dubito import __version__
 from dubito.cli import active, audit, evaluate, explain, extract, guard, listing, report, score, search, train
-from dubito.cli._console import Debug, Screen
+from dubito.cli._console import Debug, Json, Screen
 from dubito.errors import DubitoError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -79,10 +79,11 @@ def start(
     version: Annotated[  # noqa: ARG001 (its callback answers)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """How far can a pretrained vision model be trusted on each image, and why not?"""
-    Screen.current(debug=debug)
+    Screen.current(json=json, debug=debug)
 
 
 _groups = {
@@ -94,9 +95,9 @@ for _name, _command, _example in (
     ("extract", extract.extract, "pypi:efficientnet_lite0 photos --to cache/photos --probe tiles:grids=2,7"),
     ("train", train.train, "cache/photos --held-out 0.1 --set target=expected --to mine"),
     ("score", score.score, "cache/photos --score entropy --top 20 --to scores.csv"),
-    ("evaluate", evaluate.evaluate, "cache/test --train cache/train --ood cache/other"),
-    ("compare", evaluate.compare, "cache/test --train cache/train --ood cache/other"),
-    ("diagnose", explain.diagnose, "cache/test cache/other --train cache/train --html why.html"),
+    ("evaluate", evaluate.evaluate, "cache/test --learn-from cache/train --ood cache/other"),
+    ("compare", evaluate.compare, "cache/test --learn-from cache/train --ood cache/other"),
+    ("diagnose", explain.diagnose, "cache/test cache/other --learn-from cache/train --html why.html"),
     ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
     ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
     ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),
@@ -107,7 +108,7 @@ for _name, _command, _example in (
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),
     ("search query", search.query, "index photos/new --k 5 --json"),
-    ("guard fit", guard.fit, "cache/val --train cache/train --risk 0.05 --to guard"),
+    ("guard fit", guard.fit, "cache/val --learn-from cache/train --risk 0.05 --to guard"),
     ("guard run", guard.run, "guard photos --csv verdicts.csv"),
     ("guard export", guard.export, "guard --to guard.onnx"),
 ):

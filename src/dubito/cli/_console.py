@@ -86,9 +86,10 @@ Seed = Annotated[int, option("Seed of everything that is drawn at random.", "N",
 Csv = Annotated[Path | None, option("Write all rows as CSV.", "FILE")]
 Html = Annotated[Path | None, option("Write a page with pictures.", "FILE")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
+Json = Annotated[bool, Option("--json", help="One JSON object on standard output instead of text.")]
 _COMMON = {
     "quiet": Annotated[bool, Option("--quiet", "-q", help="No progress bar and no notes.")],
-    "json": Annotated[bool, Option("--json", help="One JSON object on standard output instead of text.")],
+    "json": Json,
     "debug": Debug,
 }
 """The options of every command."""
@@ -271,8 +272,8 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def translate(text: str, options: Mapping[str, str]) -> str:
     """A message of the library in the words of the command line: arguments become options.
 
-    >>> translate("compare: ood 'cats' is empty. Pass ood= or train='x'.", {"ood": "--ood", "train": "--train"})
-    "compare: --ood 'cats' is empty. Pass --ood or --train 'x'."
+    >>> translate("compare: ood 'cats' is empty. Pass ood= or train='x'.", {"ood": "--ood", "train": "--learn-from"})
+    "compare: --ood 'cats' is empty. Pass --ood or --learn-from 'x'."
     """
     text = _EXTRACT.sub(lambda match: f"`dubito extract MODEL {match[1] or 'IMAGES'} --to {match[2]}`", text)
     if not options:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter
+from typer import Argument, BadParameter, Option
 
 import dubito
 from dubito.choices import Covariance
@@ -21,7 +21,10 @@ def diagnose(
     cache: Annotated[Path, Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
     ood: Annotated[list[Path], Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
     *,
-    train: Annotated[Path | None, option("Fit the density on this; by default on half of CACHE.", "CACHE")] = None,
+    train: Annotated[
+        Path | None,
+        Option("--learn-from", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
+    ] = None,
     covariance: Annotated[
         Covariance | None, option("Of the density; by default what the number of images allows.")
     ] = None,

@@ -1,6 +1,7 @@
 """`dubito extract`: run a model over images once and keep what the scores need."""
 
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -11,7 +12,7 @@ import dubito
 from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings
-from dubito.errors import ValueRangeError
+from dubito.errors import SkippedImagesWarning, ValueRangeError
 
 if TYPE_CHECKING:
     from dubito.types import Probe
@@ -99,17 +100,19 @@ def extract(
             augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
         classifier = dubito.load(model, weights=weights, device=device)
     before, start = _files(to), time.perf_counter()
-    table = dubito.extract(
-        classifier,
-        images,
-        to,
-        targets=targets,
-        epochs=epochs,
-        augment=augmentation,
-        probes=probes,
-        **vars(reading),
-        progress=not screen.quiet,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedImagesWarning)  # the summary lists them
+        table = dubito.extract(
+            classifier,
+            images,
+            to,
+            targets=targets,
+            epochs=epochs,
+            augment=augmentation,
+            probes=probes,
+            **vars(reading),
+            progress=not screen.quiet,
+        )
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
 
 
@@ -165,8 +168,10 @@ def _summary(
         "images_per_second": round(new_rows / seconds, 2) if new_rows else None,
         "bytes": size,
     }
-    shown = {f"skipped {name}": reason for name, reason in skipped[:_SKIPPED_SHOWN]}
-    return CommandResult(str(cache), values, facts | shown)
+    shown = [reason if name in reason else f"{name}: {reason}" for name, reason in skipped[:_SKIPPED_SHOWN]]
+    if len(skipped) > _SKIPPED_SHOWN:
+        shown.append(f"and {len(skipped) - _SKIPPED_SHOWN} more, all listed in '{cache}/manifest.json'")
+    return CommandResult(str(cache), values, facts | ({"skipped": "\n".join(shown)} if shown else {}))
 
 
 def _files(cache: Path) -> dict[str, int]:

@@ -28,7 +28,10 @@ def fit(
         float | None, option("Instead: at most this share of correct predictions is refused.")
     ] = None,
     score: options.Scores = [],
-    train: Annotated[Path | None, option("What scores learn from; by default a part of CACHE.", "CACHE")] = None,
+    train: Annotated[
+        Path | None,
+        Option("--learn-from", metavar="CACHE", help="Images that scores learn from; by default a part of CACHE."),
+    ] = None,
     sets: Annotated[
         float | None, option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow")
     ] = None,

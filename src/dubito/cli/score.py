@@ -1,4 +1,4 @@
-"""`dubito score`, and the scores that --score, --set, --train, --head and --load name, for every command."""
+"""`dubito score`, and the scores that --score, --set, --learn-from, --head and --load name, for every command."""
 
 import io
 import re
@@ -27,10 +27,11 @@ _SELF = "Each of them is compared with itself, and its nearest neighbour is itse
 
 _Train = Annotated[
     Path | None,
-    option(
-        "Images like those that the model was trained on, for scores that learn. Without --score, density takes "
+    Option(
+        "--learn-from",
+        metavar="CACHE",
+        help="Images like those that the model was trained on, for scores that learn. Without --score, density takes "
         "the covariances that these images allow in seconds, and a note says which.",
-        "CACHE",
     ),
 ]
 _Settings = Annotated[
@@ -61,7 +62,7 @@ class ScoreOptions:
         Args:
             screen: Where the notes go.
             table: What will be scored.
-            learned: The cache of `--train`, where the command has opened it itself.
+            learned: The cache of `--learn-from`, where the command has opened it itself.
         """
         from dubito.scores.available import AvailableScores, available_scores
         from dubito.scores.registry import SCORES
@@ -84,7 +85,7 @@ class ScoreOptions:
                 else:
                     chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
             except NotFittedError as error:  # noqa: PERF203 (a handful of scores)
-                raise NotFittedError(f"{error} Use --train CACHE.") from error
+                raise NotFittedError(f"{error} Use --learn-from CACHE.") from error
             except DubitoError as error:
                 if self.score:
                     raise
@@ -116,7 +117,9 @@ class OneScore:
             raise BadParameter(f"--score and --head both name the score. Pass --score {score} or --head {head}.")
         if not score and not head:
             if self.settings or self.train:
-                raise BadParameter("--set and --train belong to a score, and none is named. Pass --score NAME, too.")
+                raise BadParameter(
+                    "--set and --learn-from belong to a score, and none is named. Pass --score NAME, too."
+                )
             return None
         several = ScoreOptions([score or _HEAD], self.settings, self.train, [head] if head else [])
         scores = several.ready(screen, table)
@@ -252,9 +255,8 @@ def _values(settings: Sequence[Assignments], made: Sequence[str]) -> dict[str, d
 def _note(screen: Screen, chosen: "AvailableScores") -> None:
     """What was left out, except for scores of probes that have not run, which nobody expects."""
     if chosen.unfitted:
-        screen.note(
-            f"left out: {', '.join(chosen.unfitted)}, which learn first. Pass in-distribution images: --train CACHE."
-        )
+        names = ", ".join(chosen.unfitted)
+        screen.note(f"left out: {names}, which learn first. Pass in-distribution images: --learn-from CACHE.")
     for name, reason in chosen.left_out.items():
         if name not in chosen.unfitted and name not in chosen.not_extracted:
             screen.note(f"left out: {reason if reason.startswith(name.partition(':')[0]) else f'{name}: {reason}'}")

@@ -285,7 +285,7 @@ class Evaluation(Result):
         """One row per score."""
         return [
             {"score": name}
-            | ({USUAL_KEY: self.errors_at_coverage[name][USUAL]} if self.errors_at_coverage else {})
+            | ({USUAL_KEY: self.errors_at_coverage.get(name, {}).get(USUAL)} if self.errors_at_coverage else {})
             | {key: row.get(key) for key in self.metrics}
             | {"microseconds": self.microseconds[name]}
             for name, row in self.scores.items()
