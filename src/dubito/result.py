@@ -8,6 +8,7 @@ of several panels makes its own figure and returns its axes as a list.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -32,6 +33,12 @@ _LEGIBLE = 20
 """Letters of a line of text in a column, however narrow the terminal."""
 _BETWEEN = 2
 """Columns of a terminal between two columns of a table; both ends of a line take as much together."""
+_NOTEBOOK_ROWS = 30
+"""Rows of a long table that a notebook shows."""
+_NUMBER = re.compile(r"[-\N{MINUS SIGN}+]?[\d.,]+( ?%|e[-+]\d+)?( \[.*\])?$|-$")
+"""Cells that are aligned to the right: a number, one with its interval, or a dash for none."""
+_CARD = "display:flex;gap:1em;align-items:flex-start;margin:.5em 0;padding-left:.75em;border-left:4px solid"
+_PICTURE = "width:9em;height:9em;object-fit:contain;object-position:left top;margin:0"
 
 
 class Result:
@@ -52,6 +59,10 @@ class Result:
     columns: ClassVar[Sequence[str]] = ()
     naming: ClassVar[int] = 1
     keys: ClassVar[Sequence[str]] = ()
+
+    def __init_subclass__(cls) -> None:
+        # Set before the dataclass looks: a repr of all fields would fill the screen.
+        cls.__repr__ = cls.__dict__.get("__repr__", Result.__repr__)  # type: ignore[method-assign]
 
     def title(self) -> str:
         """What the result is about, in one line."""
@@ -170,14 +181,19 @@ class Result:
                 table.add_row(*(Text(row[place]) for place in block))
             yield table
 
+    def __repr__(self) -> str:
+        name, title = type(self).__name__, self.title()
+        return f"{name}()" if title == name else f"{name}({title})"
+
     def _repr_html_(self) -> str:
-        header, *body = self.lines() or [[]]
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in body)
-        heads = "".join(f"<th>{escape(text)}</th>" for text in header)
-        facts = "".join(f"<div>{escape(name)}: {escape(text)}</div>" for name, text in self.facts().items())
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>" if body else ""
-        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._sentences())
-        return f"<div><strong>{escape(self.title())}</strong>{facts}{table}{sentences}</div>"
+        shown = self if self.text_rows is not None else self.limited(_NOTEBOOK_ROWS)
+        facts = [f"{soft(name)} {escape(text)}" for name, text in self.facts().items()]
+        parts = [f"<strong>{escape(self.title())}</strong>", *facts, shown._html_body()]
+        return "".join(f"<div>{part}</div>" for part in (*parts, *map(escape, shown._sentences())) if part)
+
+    def _html_body(self) -> str:
+        """What a notebook shows between facts and sentences: the table."""
+        return html_table(self.lines())
 
 
 def plain(value: Any) -> Any:
@@ -224,6 +240,47 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells as lines of text, every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def html_table(lines: Sequence[Sequence[str]]) -> str:
+    """A header and lines of cells as HTML, numbers to the right; nothing for no lines."""
+    if not lines:
+        return ""
+    header, *body = lines
+    sides = ["right" if all(map(_NUMBER.match, column)) else "left" for column in zip(*body, strict=True)]
+
+    def row(tag: str, texts: Sequence[str]) -> str:
+        cells = zip(sides, texts, strict=True)
+        return "".join(f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>' for side, text in cells)
+
+    rows = "".join(f"<tr>{row('td', line)}</tr>" for line in body)
+    return f"<table><thead><tr>{row('th', header)}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def html_card(
+    heading: str, detail: str, verdict: str, reason: str, *, good: bool, below: str, picture: str = ""
+) -> str:
+    """One image with its verdict, for a notebook: readable on light and dark backgrounds, and nothing to load.
+
+    Args:
+        heading: The prediction.
+        detail: Shown beside it, such as the probability.
+        verdict: One or two words.
+        reason: Why, in words.
+        good: Whether the verdict is a good one.
+        below: Small print, such as the image's name.
+        picture: A data URL of the image.
+    """
+    colour = "#2a8299" if good else "#c9561a"
+    image = f'<img src="{escape(picture)}" alt="" style="{_PICTURE}">' if picture else ""
+    badge = f'<span style="color:{colour};font-weight:600">{escape(verdict)}</span>'
+    words = f"<div><strong>{escape(heading)}</strong> {escape(detail)}</div><div>{badge}: {escape(reason)}</div>"
+    return f'<div style="{_CARD};border-left-color:{colour}">{image}<div>{words}{soft(below)}</div></div>'
+
+
+def soft(text: str) -> str:
+    """Small print, as HTML."""
+    return f'<span style="opacity:.7;font-size:90%;overflow-wrap:anywhere">{escape(text)}</span>' if text else ""
 
 
 def axes(ax: Axes | None = None, *, size: tuple[float, float] = (5, 4)) -> Axes:

@@ -63,11 +63,11 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
         ),
         (
             REFUSED | {"probability": torch.tensor([[0.48, 0.41]], dtype=torch.float64)},
-            "ambiguous between ant and cat (0.48 and 0.41)",
+            "ambiguous between ant (48 %) and cat (41 %)",
         ),
         (
             REFUSED | {"probability": torch.tensor([[0.08, 0.07]], dtype=torch.float64)},
-            "no class stands out: the likeliest, ant and cat, have 0.08 and 0.07",
+            "no class stands out: ant has 8.0 % and cat 7.0 %",
         ),
         (
             REFUSED | {"epistemic": column(0.99)},
@@ -89,7 +89,7 @@ def test_reasons(changes: dict[str, Any], reason: str) -> None:
 
 def test_classes_without_names_are_reported_by_number() -> None:
     unnamed = decisions(**REFUSED, classes=None, probability=torch.tensor([[0.4, 0.3]], dtype=torch.float64))
-    assert unnamed[-1].reason == "ambiguous between class 0 and class 2 (0.40 and 0.30)"
+    assert unnamed[-1].reason == "ambiguous between class 0 (40 %) and class 2 (30 %)"
     assert str(unnamed[0]).startswith("a.png: abstain class 0 (0.400, aleatoric 0.50, epistemic 0.50): ambiguous")
     with pytest.raises(IndexError):
         unnamed[1]

@@ -8,10 +8,12 @@ import ctypes
 import os
 import pickle
 import platform
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, final
 
 import torch
@@ -55,6 +57,7 @@ ROW_COLUMNS = ("id", "label", "epoch", "image_index")
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
 _MOST_WORKERS, _AHEAD = 8, 4
 _LISTED = 3
+_REFRESH_SECONDS = 0.25
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # the numbers of glibc's malloc.h
 _MOST = 2**31 - 1
 _USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
@@ -137,7 +140,9 @@ def open_stream(
                 yield batch
                 advance(len(batch.indices) + len(batch.broken))
 
-        yield advanced()
+        counted = advanced()
+        yield counted
+        next(counted, None)  # who takes as many batches as there are leaves before the last one is counted
 
 
 def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:
@@ -434,7 +439,7 @@ def _with_probes(provenance: Provenance, probes: Sequence[Probe]) -> Provenance:
 
 @contextmanager
 def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Advance]:
-    """A bar on standard error; yields a function that advances it."""
+    """A bar on standard error, or in a notebook's output; yields a function that advances it."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -446,6 +451,7 @@ def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bo
     )
     with Progress(*columns, console=console, disable=not (show and console.is_terminal), transient=False) as progress:
         task = progress.add_task(title, total=total, completed=done, rate="", note="")
+        refresh = _in_notebook(progress) if show and console.is_jupyter else None
 
         def advance(count: int, note: str | None = None) -> None:
             progress.advance(task, count)
@@ -454,5 +460,26 @@ def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bo
             progress.update(task, rate=rate)
             if note is not None:
                 progress.update(task, note=note)
+            if refresh is not None:
+                refresh(False)
 
         yield advance
+        if refresh is not None:
+            refresh(True)
+
+
+def _in_notebook(progress: Progress) -> Callable[[bool], None]:
+    """Show a bar in the output of a cell; returns what refreshes it, at most four times a second unless it is forced.
+
+    Rich's own way needs ipywidgets, and warns at every step without them; this one needs IPython alone.
+    """
+    display = import_module("IPython.display").display
+    handle, shown = display(progress, display_id=True), time.monotonic()
+
+    def refresh(force: bool) -> None:
+        nonlocal shown
+        if force or time.monotonic() - shown > _REFRESH_SECONDS:
+            handle.update(progress)
+            shown = time.monotonic()
+
+    return refresh

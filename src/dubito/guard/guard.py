@@ -11,7 +11,7 @@ all of the in-distribution ones are refused whatever their score: for them, no g
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -154,7 +154,7 @@ class Guard(Result):
         if isinstance(images, Table):
             return self.decide(images)
         opened, single = one_or_many(images)
-        decisions = self.decide(self.predict(opened))
+        decisions = replace(self.decide(self.predict(opened)), images=opened)
         return decisions[0] if single else decisions
 
     def predict(self, images: Any) -> Table:

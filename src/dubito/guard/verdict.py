@@ -4,15 +4,16 @@ Ranks are shares of the reference images: the in-distribution images that the gu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, final, overload
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from dubito.result import Result, cell, plain
-from dubito.types import Json
+from dubito.data.thumbnails import thumbnail_of
+from dubito.result import Result, cell, html_card, plain
+from dubito.types import Images, Json
 
 _NEAR = 0.02
 """Close to the threshold: within two percent of the reference images."""
@@ -43,6 +44,7 @@ class Verdict(Result):
         accept: Whether the prediction can be used under the guard's guarantee.
         reason: Why, in words.
         prediction_set: Classes that contain the true one as often as guaranteed, most likely first.
+        images: The set that the image is in, for its picture in a notebook.
     """
 
     id: str
@@ -57,6 +59,7 @@ class Verdict(Result):
     accept: bool
     reason: str
     prediction_set: tuple[int, ...] | None
+    images: Images | None = field(default=None, repr=False, compare=False)
 
     def title(self) -> str:
         """The decision in one line."""
@@ -73,6 +76,20 @@ class Verdict(Result):
 
     def __str__(self) -> str:
         return self.title()
+
+    def _repr_html_(self) -> str:
+        kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        ranks = [f"{kind} {percent(value)}" for kind, value in kinds.items() if value is not None]
+        name = self.predicted_class or f"class {self.predicted}"
+        return html_card(
+            name.partition(",")[0],
+            percent(self.probability),
+            "accept" if self.accept else "abstain",
+            self.reason,
+            good=self.accept,
+            below=" · ".join([self.id, *ranks]),
+            picture="" if self.images is None else thumbnail_of(self.images, self.id),
+        )
 
 
 @final
@@ -93,11 +110,12 @@ class Decisions(Result, Sequence[Verdict]):
         sets: Of each image, the classes of its prediction set, most likely first.
         threshold_rank: The share of reference images below the threshold.
         skipped: Images that could not be decoded: (id, reason).
+        images: The images themselves, for pictures in a notebook; None of a table.
     """
 
     titles: ClassVar = {"id": "image", "accept": "verdict"}
     columns: ClassVar = ("id", "accept", "predicted", "probability", "aleatoric", "epistemic", "reason")
-    keys: ClassVar = tuple(one.name for one in fields(Verdict))
+    keys: ClassVar = tuple(one.name for one in fields(Verdict) if one.repr)
 
     ids: Sequence[str]
     classes: Sequence[str] | None
@@ -113,6 +131,7 @@ class Decisions(Result, Sequence[Verdict]):
     sets: list[tuple[int, ...]] | None
     threshold_rank: float
     skipped: Sequence[tuple[str, str]] = ()
+    images: Images | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -139,6 +158,7 @@ class Decisions(Result, Sequence[Verdict]):
             accept=bool(self.accept[row]),
             reason=self._reason(row),
             prediction_set=None if self.sets is None else self.sets[row],
+            images=self.images,
         )
 
     @property
@@ -172,38 +192,76 @@ class Decisions(Result, Sequence[Verdict]):
     def __str__(self) -> str:
         return "\n".join([self.title(), *map(str, self)])
 
+    def _html_body(self) -> str:
+        """With the images at hand, cards with their pictures."""
+        if self.images is None:
+            return super()._html_body()
+        return "".join(verdict._repr_html_() for verdict in self[: self.text_rows])
+
     def _reason(self, row: int) -> str:
         rank = float(self.rank[row])
         inside = 0 < rank < 1 and not self.novel[row]  # beyond all reference images, ranks are no distances
         near = "; close to the threshold" if inside and abs(rank - self.threshold_rank) <= _NEAR else ""
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
-            return f"{how}: more certain than {_percent(1 - rank)} of the reference images{near}"
+            return f"{how}: more certain than {percent(1 - rank)} of the reference images{near}"
         if (cause := self._cause(row)) is not None:
             return f"{cause}{near}"
-        limit = near or f"; accepted up to {_percent(self.threshold_rank)}"
-        return f"more uncertain than {_percent(rank)} of the reference images{limit}"
+        limit = near or f"; accepted up to {percent(self.threshold_rank)}"
+        return f"more uncertain than {percent(rank)} of the reference images{limit}"
 
     def _cause(self, row: int) -> str | None:
         """What explains an abstention best: novelty, two likely classes, then what is high among reference images."""
         density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
         if density is not None and (bool(self.novel[row]) or density <= _RARE):
-            others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
-            return f"unlike the reference images: density below {others}"
-        first, second = self.probability[row].tolist()
-        names = self.classes
-        one, other = (
-            f"class {k}" if names is None else names[k].partition(",")[0] for k in self.predicted[row].tolist()
-        )
-        if second >= _RIVAL * first:
-            if first + second < _PAIR:
-                return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"
-            return f"ambiguous between {one} and {other} ({first:.2f} and {second:.2f})"
+            return unlike(density, "reference images")
+        rivals = rival_classes(self.classes, self.predicted[row].tolist(), self.probability[row].tolist())
+        if rivals is not None:
+            return rivals
         if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
-            return f"new to the model: epistemic uncertainty above {_percent(epistemic)} of the reference images"
+            return f"new to the model: epistemic uncertainty above {percent(epistemic)} of the reference images"
         if aleatoric is not None and aleatoric >= _HIGH:
-            return f"ambiguous image: aleatoric uncertainty above {_percent(aleatoric)} of the reference images"
+            return f"ambiguous image: aleatoric uncertainty above {percent(aleatoric)} of the reference images"
         return None
+
+
+def unlike(density_rank: float, others: str) -> str:
+    """That features are rare, in words.
+
+    Args:
+        density_rank: The share of the others whose features are rarer still.
+        others: Which images these are, such as "reference images".
+
+    >>> unlike(0.003, "reference images")
+    'unlike the reference images: density below all but 0.3 % of them'
+    """
+    return f"unlike the {others}: density below " + (
+        f"all but {percent(density_rank)} of them" if density_rank > 0 else "all of them"
+    )
+
+
+def rival_classes(names: Sequence[str] | None, predicted: Sequence[int], probability: Sequence[float]) -> str | None:
+    """That a second class comes close to the first, in words; None if it does not.
+
+    Args:
+        names: Names of the classes, if known.
+        predicted: The most likely class and the second.
+        probability: Of these two.
+
+    >>> rival_classes(["tench, Tinca tinca", "eel"], [0, 1], [0.52, 0.45])
+    'ambiguous between tench (52 %) and eel (45 %)'
+    """
+    (first, second), (one, other) = probability, (class_name(names, index) for index in predicted)
+    if second < _RIVAL * first:
+        return None
+    if first + second < _PAIR:
+        return f"no class stands out: {one} has {percent(first)} and {other} {percent(second)}"
+    return f"ambiguous between {one} ({percent(first)}) and {other} ({percent(second)})"
+
+
+def class_name(names: Sequence[str] | None, index: int) -> str:
+    """A class by its name without synonyms, or by its number."""
+    return f"class {index}" if names is None else names[index].partition(",")[0]
 
 
 def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]:
@@ -219,13 +277,13 @@ def _at(column: Tensor | None, row: int) -> float | None:
     return None if column is None else float(column[row])
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """With a digit where it matters; no share but all of it is rounded to 100 %, none but 0 to 0 %.
 
-    >>> _percent(0.003), _percent(0.5), _percent(1.0), _percent(0.0), _percent(0.9999)
+    >>> percent(0.003), percent(0.5), percent(1.0), percent(0.0), percent(0.9999)
     ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
     """
-    percent = 100 * share
-    if percent in (0, 100) or 10 <= percent <= 90:
-        return f"{percent:.0f} %"
-    return f"{min(max(percent, 0.1), 99.9):.1f} %"
+    value = 100 * share
+    if value in (0, 100) or 10 <= value <= 90:
+        return f"{value:.0f} %"
+    return f"{min(max(value, 0.1), 99.9):.1f} %"

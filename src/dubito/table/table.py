@@ -5,6 +5,7 @@ Columns that every extraction writes are attributes: id, label (n), feature (n,d
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
 
@@ -18,6 +19,8 @@ from dubito.errors import MissingColumnError, TableError
 from dubito.table.columns import writer_of
 from dubito.table.provenance import Provenance
 
+_PREVIEW = 5
+"""Rows that a notebook shows."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
@@ -81,6 +84,26 @@ class Table:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in self._columns.items())
         return f"Table({self.name!r}: {len(self)} rows; {shapes})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the columns, and the first rows of what people can read."""
+        made = f", made by {self.provenance.model}" if self.provenance and self.provenance.model else ""
+        head = f"{self.name}: {len(self):,} image{'' if len(self) == 1 else 's'}{made}"
+        columns = [[key, " x ".join(map(str, column.shape)), _kind(column)] for key, column in self._columns.items()]
+        skipped = f"<div>{len(self.skipped):,} images could not be decoded: see skipped.</div>" if self.skipped else ""
+        tables = _html(["column", "shape", "type"], columns) + self._preview()
+        return f"<div><strong>{escape(head)}</strong></div>{tables}{skipped}"
+
+    def _preview(self) -> str:
+        """The first rows: their ids, labels and predictions, as HTML."""
+        first = self.select(*(key for key in ("id", "label", "logit") if key in self)).rows(slice(_PREVIEW))
+        shown: dict[str, list[str]] = {"id": first.row_ids()}
+        if "label" in first:
+            shown["label"] = [_named(self.label_names, index) for index in first.label.tolist()]
+        if "logit" in first and first.shape("logit")[1]:
+            shown["predicted"] = [_named(self.classes, index) for index in first.logit.argmax(1).tolist()]
+            shown["probability"] = [f"{p:.0%}" for p in first.logit.double().softmax(1).amax(1).tolist()]
+        return _html(list(shown), list(zip(*shown.values(), strict=True))) if len(shown) > 1 else ""
 
     @property
     def model_id(self) -> str | None:
@@ -211,6 +234,24 @@ def to_tensor(values: Any, what: str) -> Tensor:
             f"{what} must be numbers in an array; got {type(values).__name__} ({error}). "
             f"Give a tensor, a numpy array or a list of equal-length rows."
         ) from error
+
+
+def _named(names: Sequence[str] | None, index: int) -> str:
+    """A class by its name without synonyms, or by its number."""
+    return names[index].partition(",")[0] if names is not None and 0 <= index < len(names) else str(index)
+
+
+def _kind(column: Column) -> str:
+    """What a column holds, from one row of it."""
+    values = column[slice(0, 1)]
+    return "text" if isinstance(values, np.ndarray) else str(values.dtype).removeprefix("torch.")
+
+
+def _html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for notebooks; every text is escaped."""
+    lines = [("th", header), *(("td", row) for row in rows)]
+    cells = ["".join(f'<{tag} style="text-align:left">{escape(text)}</{tag}>' for text in line) for tag, line in lines]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
 
 
 def _exact(rows: Rows, n: int, name: str) -> Exact:
