@@ -34,6 +34,22 @@ def test_cards_are_ordered_and_filtered(page):
     assert chosen == ["max logit"] * 3
 
 
+def test_a_report_starts_in_its_own_order_and_comes_back_to_it(tmp_path, open_page):
+    cards = [
+        Card(None, name, "", name, verdict, {"entropy": u}, verdict=verdict, reason="because", tone="bad")
+        for name, verdict, u in (("a", "abstain", 1.0), ("b", "accept", 2.0), ("c", "accept", 2.0))
+    ]
+    page = open_page(write_cards(tmp_path / "own.html", "Own", cards, lead="Some.", order="least trusted"))
+    assert visible(page) == "abc"
+    page.locator(".choice").get_by_text("entropy").click()
+    assert visible(page) == "bca"  # b and c are equal, and stay as they were
+    page.locator(".choice").get_by_text("least trusted").click()
+    page.get_by_label("most certain first").check()
+    assert visible(page) == "cba"
+    page.locator(".choice").get_by_text("accept").click()
+    assert visible(page) == "cb"
+
+
 def test_without_scripts_every_card_is_there(browser, page):
     context = browser.new_context(java_script_enabled=False)
     plain = context.new_page()

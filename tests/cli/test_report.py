@@ -24,8 +24,8 @@ def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path
 
 def test_wrong_options_are_refused_before_the_layout(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
     answer = run("map", cache, "--images", images, "--png", tmp_path / "map.png")
-    assert (answer.code, "images are for the thumbnails of the page" in answer.err) == (1, True)
-    assert "Pass --to." in answer.err
+    assert (answer.code, "images are for the thumbnails of the page" in answer.err) == (2, True)
+    assert "Pass --to map.html" in answer.err
     answer = run("map", cache, "--to", tmp_path / "map.html", "--score", "energy", "--head", "auto")
     assert (answer.code, "Pass --score energy or --head auto." in answer.err) == (2, True)
     answer = run("map", cache, "--to", tmp_path / "map.html", "--colour", "label")
@@ -53,10 +53,12 @@ def small(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
 def test_demo_as_text(run: Run, tmp_path: Path) -> None:
     answer = run("demo", "--to", tmp_path)
     assert (answer.code, answer.err) == (0, "")
-    assert "18 images by timm:test_resnet, the most uncertain first" in answer.out
+    assert "18 images by timm:test_resnet, the least trusted first" in answer.out
     assert "predictions as on the clean photographs" in answer.out
-    assert answer.out.endswith(f"written: {tmp_path / 'demo.html'}\n")
-    assert (tmp_path / "demo.html").is_file()
+    assert "and 8 more" in answer.out  # ten rows are shown
+    page = tmp_path / "demo.html"
+    assert answer.out.endswith(f"open {page.as_uri()}\nwritten: {page}\n")
+    assert page.is_file()
 
 
 @pytest.mark.usefixtures("small")
@@ -69,3 +71,36 @@ def test_demo_as_json(run: Run, tmp_path: Path) -> None:
         18,
         9,
     )
+
+
+def test_a_report_of_a_cache(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
+    result = run(
+        "report", cache, "--images", images, "--to", tmp_path / "r.html", "--top", 3, "--most", 5, "--json"
+    ).json
+    assert (result["total"], len(result["images"]), result["order_by"]) == (COUNT, 3, "entropy")
+    assert (result["page"], result["csv"]) == (str(tmp_path / "r.html"), str(tmp_path / "r.csv"))
+    assert (tmp_path / "r.html").read_text().count('src="data:image/jpeg') == 5
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 1 + COUNT
+
+
+def test_a_report_with_labels_has_the_curve(run: Run, labelled: Path, tmp_path: Path) -> None:
+    answer = run("report", labelled, "--to", tmp_path / "r.html")
+    assert (answer.code, answer.err) == (0, "")
+    assert "at 80 % coverage" in answer.out
+    page = (tmp_path / "r.html").read_text()
+    assert 'aria-label="Errors from' in page
+    assert page.count("wrong: ") == COUNT // 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{images}"], "pass a model and images"),
+        (["{cache}", "{images}"], "pass a model and images"),
+        (["timm:test_resnet", "{images}", "--images", "x"], "--images belong to a CACHE"),
+        (["{cache}", "--to", "r.csv"], "--to takes a file that ends in .html; got 'r.csv'"),
+    ],
+)
+def test_a_report_of_what_it_cannot_be(run: Run, cache: Path, images: Path, arguments: list[str], text: str) -> None:
+    answer = run("report", *(one.format(cache=cache, images=images) for one in arguments))
+    assert (answer.code, text in answer.err) == (2, True), answer.err

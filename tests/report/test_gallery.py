@@ -154,16 +154,16 @@ def test_cards_it_is_whole(page: Path) -> None:
         "2/3 kept",
         "Aha.",
         "spread",
-        "Higher always means",
+        "90 % of the other images are less uncertain",
     ):
         assert part in text
     assert result.all("html") == [{"lang": "en"}]
     assert len(result.all("article")) == 3
 
 
-def test_cards_stand_in_order_with_shares(page: Path) -> None:
+def test_cards_stand_in_order_with_ranks(page: Path) -> None:
     data = [json.loads(attributes["data-scores"] or "") for attributes in read(page).all("article")]
-    # (u - 1) / (3 - 1) and (v - 7) / (9 - 7)
+    # Of the other two, both, one or none are less uncertain.
     assert data == [[[3.0, 1.0], [8.0, 0.5]], [[2.0, 0.5], [7.0, 0.0]], [[1.0, 0.0], [9.0, 1.0]]]
     assert [attributes["data-group"] for attributes in read(page).all("article")] == ["noise", "blur", "blur"]
 
@@ -211,8 +211,11 @@ def test_cards_everything_is_escaped(tmp_path: Path) -> None:
 def test_cards_one_group_needs_no_filter_and_one_card_no_span(tmp_path: Path) -> None:
     result = read(write_cards(tmp_path / "page.html", "One", [card(-0.001)], lead=""))
     assert all(attributes.get("name") != "group" for attributes in result.all("input"))
-    assert "0.00" in " ".join(result.text)
-    assert "\N{MINUS SIGN}0.00" not in " ".join(result.text)
+    assert "0 %" in result.text
+    assert [one["title"] for one in result.all("div") if "title" in one] == [
+        "entropy \N{MINUS SIGN}0.001",
+        "max logit 0",
+    ]
 
 
 def test_cards_one_score_needs_no_choice_of_an_order(tmp_path: Path) -> None:
@@ -225,17 +228,30 @@ def test_cards_one_score_needs_no_choice_of_an_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "texts"),
     [
-        ((0.0, 6.9), ["6.90", "0.00"]),
-        ((0.5, 0.95), ["0.95", "0.50"]),  # the logarithm of 0.45 is rounded to 0: two decimals
-        ((0.701, 0.732), ["0.7320", "0.7010"]),  # of 0.031 to -2: two more
-        ((-3.0, -2.8), ["\N{MINUS SIGN}2.800", "\N{MINUS SIGN}3.000"]),
-        ((1.0, 1.0 + 1e-12), ["1.000000", "1.000000"]),
+        ((0.0, 6.9), ["100 %", "0 %"]),
+        ((1.0, 1.0, 1.0, 2.0), ["100 %", "0 %", "0 %", "0 %"]),
+        ((1.0, 2.0, 3.0), ["100 %", "50 %", "0 %"]),
     ],
 )
-def test_cards_close_scores_have_more_decimals(tmp_path: Path, values: tuple[float, float], texts: list[str]) -> None:
+def test_cards_show_ranks_in_per_cent(tmp_path: Path, values: tuple[float, ...], texts: list[str]) -> None:
     cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", "c", {"head": value}) for value in values]
     page = write_cards(tmp_path / "page.html", "Close", cards, lead="").read_text(encoding="utf-8")
     assert re.findall(r"</i><span>(.*?)</span></dd>", page) == texts
+
+
+def test_cards_keep_an_order_of_their_own_and_show_verdicts(tmp_path: Path) -> None:
+    first = card(1.0, verdict="look at it", reason="two classes", tone="bad", caption="first")
+    page = write_cards(tmp_path / "page.html", "Own", [first, card(2.0, caption="second")], lead="", order="worst")
+    text = page.read_text(encoding="utf-8")
+    assert text.index('alt="first"') < text.index('alt="second"')
+    assert '<b class="bad">look at it</b> two classes' in text
+    orders = [one["value"] for one in read(page).all("input") if one.get("name") == "order"]
+    assert orders == ["given", "0", "1"]
+
+
+def test_cards_need_no_picture(tmp_path: Path) -> None:
+    page = read(write_cards(tmp_path / "page.html", "None", [Card(None, "a", "", "b", "c", {"u": 1.0})], lead=""))
+    assert (len(page.all("article")), page.all("img")) == (1, [])
 
 
 def test_cards_pictures_from_files_are_small(tmp_path: Path) -> None:

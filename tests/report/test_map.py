@@ -43,8 +43,14 @@ def test_uncertain_images_are_larger_and_more_transparent():
     assert result.radius[middle] == pytest.approx(1 + 3 * (u[middle] - low) / (high - low))
 
 
+def test_the_most_uncertain_have_a_ring():
+    result = Map.of(images(), np.arange(60.0))
+    assert np.flatnonzero(result.ringed).tolist() == [57, 58, 59]  # 5 % of 60
+    assert not Map.of(images(), np.ones(60)).ringed.any()
+
+
 def test_a_map_is_shown_in_one_line():
-    assert repr(Map.of(images(), Entropy())) == "Map(name='table in memory', images=60, method='tsne', score='entropy')"
+    assert repr(Map.of(images(), Entropy())) == "Map(table in memory: a map of 60 images by t-SNE)"
 
 
 def test_a_map_sums_itself_up_and_hands_out_every_point():

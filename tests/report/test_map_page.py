@@ -214,7 +214,7 @@ def test_draw_map_writes_both(tmp_path):
 
 
 def test_other_images_are_refused(tmp_path, folder):
-    with pytest.raises(TableError, match=r"ids of the map must be images of .*; got 'x' and others"):
+    with pytest.raises(TableError, match=r"ids must be images of .*; got 'x' and others"):
         write_map_page(a_map(ids=["x"] * 8), tmp_path / "map.html", images=folder)
     with pytest.raises(ValueRangeError, match="thumbnails must be a whole number, at least 0; got -1"):
         write_map_page(a_map(), tmp_path / "map.html", thumbnails=-1)
@@ -240,7 +240,6 @@ def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, m
             r"a.html' cannot be written \('.*0.png' is not a folder\). Choose another",
         ),
         (table, {"to": "a.svg", "png": Path("a.svg")}, "to and png must be two files; got 'a.svg' for both"),
-        (table, {"images": folder}, "images are for the thumbnails of the page, but no page is written"),
         (table, {"to": tmp_path / "a.html", "colour": "label"}, "colour must be one of uncertainty; got 'label'"),
         (table, {"to": tmp_path / "a.html", "thumbnails": -1}, "thumbnails must be a whole number, at least 0; got -1"),
         (strange, {"to": tmp_path / "a.html", "images": folder}, "such as '0.png'; got 'x' and others"),

