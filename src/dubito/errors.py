@@ -95,6 +95,10 @@ class SkippedImagesWarning(DubitoWarning):
     """Images that could not be decoded were left out of a table."""
 
 
+class LeftOutFilesWarning(DubitoWarning):
+    """Files of a folder or archive are hidden or not images, and were left out; the message counts them by ending."""
+
+
 class RepairedShardWarning(DubitoWarning):
     """A damaged or missing shard of a cache is being extracted again."""
 

@@ -1,5 +1,6 @@
 import io
 import pickle
+import zipfile
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -300,3 +301,32 @@ def test_a_single_array_under_the_wrong_name(tmp_path: Path):
 def test_an_empty_array(tmp_path: Path):
     with pytest.raises(ImagesError, match="must hold at least one image; got none"):
         open_npz(npz(tmp_path, images=TEST[:0]))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_header_that_declares_what_is_not_there(tmp_path: Path, compressed: bool):
+    header = io.BytesIO()
+    shape = {"descr": "|u1", "fortran_order": False, "shape": (10**12, 4, 4, 3)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with zipfile.ZipFile(
+        tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    ) as archive:
+        archive.writestr("images.npy", header.getvalue() + bytes(48))
+    with pytest.raises(
+        ImagesError, match=r"x\.npz' cannot be read \('images\.npy' declares 48000000000\d+ bytes, shape"
+    ):
+        open_npz(tmp_path / "x.npz")
+
+
+def test_a_mapped_row_that_changes_has_the_hash_of_what_was_read(tmp_path: Path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((1, 2, 2, 3), np.uint8))
+    images = open_npz(tmp_path / "x.npz")
+    before = images.contents([0])
+    content = (tmp_path / "x.npz").read_bytes()
+    place = content.index(bytes(12), content.index(b"shape"))
+    with (tmp_path / "x.npz").open("r+b") as file:
+        file.seek(place)
+        file.write(b"\1" * 12)
+    image, hashed = images.read_hashed(0)
+    assert [hashed] == images.contents([0]) != before
+    assert image.getpixel((0, 0)) == (1, 1, 1)

@@ -1,16 +1,19 @@
 import io
 import os
 import struct
+import sys
 import threading
 import warnings
 import zlib
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from dubito.data.files import decode, to_rgb
+from dubito.data.decode import decode, missing_package, read_content, to_rgb
 from dubito.errors import BrokenImageError
 
 RAMP = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
@@ -303,3 +306,84 @@ def test_unreadable_file(tmp_path: Path):
     path.chmod(0)
     with pytest.raises(BrokenImageError, match="reading it gave: Permission denied"):
         decode(path, "secret.png")
+
+
+def test_a_heic_file_by_any_name_is_seen_from_its_content(tmp_path, monkeypatch):
+    heif = pytest.importorskip("pillow_heif")
+    path = tmp_path / "IMG_0001.jpg"
+    heif.from_pillow(Image.new("RGB", (64, 64), "red")).save(path, format="HEIF")
+    red, green, blue = decode(path, "x").getpixel((32, 32))
+    assert red > 240
+    assert green + blue < 20
+    with_plugin = read_content(path)[1]
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF")
+    with pytest.raises(BrokenImageError, match=r"image 'x' has a format .* with a plug-in: pip install pillow-heif$"):
+        decode(path, "x")
+    assert read_content(path)[1] != with_plugin  # a cache without the image does not match once it can be read
+
+
+@pytest.mark.parametrize(
+    ("content", "package"),
+    [
+        (b"\xff\x0a" + bytes(20), "pillow-jxl-plugin"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(20), "pillow-jxl-plugin"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1heicmiaf", "pillow-heif"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf", "pillow-avif-plugin"),
+    ],
+)
+def test_which_package_reads_a_format(content: bytes, package: str, monkeypatch):
+    for name in ("pillow_heif", "pillow_jxl", "pillow_avif"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(Image, "OPEN", {})
+    monkeypatch.setattr("dubito.data.decode.features.check", lambda name: False)
+    assert missing_package(content) == package
+
+
+def test_what_is_read_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("dubito.data.decode.LIMIT", 10)
+    (tmp_path / "x.png").write_bytes(bytes(11))
+    with pytest.raises(BrokenImageError, match="the most that is read of an image"):
+        decode(tmp_path / "x.png", "x")
+    (tmp_path / "x.png").write_bytes(b"0123456789")
+    assert read_content(tmp_path / "x.png")[0] == b"0123456789"
+
+
+@pytest.fixture
+def server():
+    """Answers /N with status N, at the second request with 200; counts requests by path."""
+    counts: Counter[str] = Counter()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            counts[self.path] += 1
+            self.send_response(int(self.path[1:]) if counts[self.path] == 1 else 200)
+            self.end_headers()
+            self.wfile.write(b"content")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_port}", counts
+        web.shutdown()
+
+
+def test_urls_of_busy_servers_are_tried_again(server, monkeypatch):
+    address, counts = server
+    assert read_content(f"{address}/200")[0] == b"content"
+    assert read_content(f"{address}/503")[0] == b"content"
+    with pytest.raises(BrokenImageError, match="the server answered 404 Not Found"):
+        decode(read_content(f"{address}/404")[0], "x")
+    assert counts == {"/200": 1, "/503": 2, "/404": 1}
+    monkeypatch.setattr("dubito.data.decode.LIMIT", 3)
+    with pytest.raises(BrokenImageError, match="the most that is read of an image"):
+        decode(read_content(f"{address}/200")[0], "x")
+
+
+def test_addresses_of_nothing():
+    with pytest.raises(BrokenImageError, match="must be a readable file; reading it gave:"):
+        decode(read_content("http://127.0.0.1:1/x.png")[0], "x")
+    with pytest.raises(BrokenImageError, match="InvalidURL"):
+        decode(read_content("http://127.0.0.1:port/x.png")[0], "x")

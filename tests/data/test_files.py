@@ -8,7 +8,7 @@ import pytest
 from dubito.data import Subset
 from dubito.data.files import FileImages, class_folders, is_hidden, is_image, only_images, open_folder
 from dubito.data.open import open_csv
-from dubito.errors import BrokenImageError, ImagesError
+from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning
 from dubito.types import Images
 
 
@@ -34,7 +34,8 @@ def test_images_beside_class_folders_mean_no_labels(folder):
 
 def test_hidden_and_other_files_are_passed_over(folder):
     root = folder({"a.png": "red", ".b.png": "red", "__MACOSX/a.png": "red", ".git/a.png": "red", "a.txt": b"x"})
-    assert open_folder(root).ids == ["a.png"]
+    with pytest.warns(LeftOutFilesWarning, match=r"folder '.*photos': left out 2 hidden, 1 \.txt\."):
+        assert open_folder(root).ids == ["a.png"]
 
 
 def test_links_are_followed_but_not_in_circles(folder):
@@ -200,7 +201,7 @@ def test_missing_files(folder):
     text = "path,label\nb/1.png,0\n" + "".join(f"gone/{i}.png,0\n" for i in range(5))
     with pytest.raises(
         ImagesError,
-        match=r"list\.csv' must list files that exist; 5 of 6 in column 'path' do not: 'gone/0\.png', "
+        match=r"column 'path' of CSV file '.*list\.csv' must list files that exist; 5 of 6 do not: 'gone/0\.png', "
         r"'gone/1\.png', 'gone/2\.png' and 2 more\. Paths are relative to '.*photos'; .* pass it as labels=",
     ):
         open_csv(listing(folder(LISTED), text))
@@ -222,8 +223,8 @@ def test_one_reading_gives_the_image_and_the_hash_that_the_digest_is_made_of(fol
     images = open_folder(folder(FILES))
     expected = images.contents(range(3))
     reads = []
-    read_bytes = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, *flags: reads.append(Path(path).name) or opened(path, *flags))
     result = [images.read_hashed(index) for index in range(3)]
     assert [content for _, content in result] == expected
     assert reads == ["a.png", "b.png", "c.png"]
@@ -287,5 +288,7 @@ def test_splits_are_not_classes():
 def test_errors_of_a_place_without_images():
     with pytest.raises(ImagesError, match=r"folder 'x' must hold images \(.*\); it is empty\. Check the path"):
         only_images([], "folder 'x'")
-    with pytest.raises(ImagesError, match=r"got 4 other files, with endings '\.csv', '\.txt', 'none'\. Check the path"):
+    with pytest.raises(
+        ImagesError, match=r"got 4 other files, with endings '\.csv', '\.txt', 'without an ending'\. Check the path"
+    ):
         only_images(["a.txt", "b.TXT", "c.csv", "README"], "folder 'x'")

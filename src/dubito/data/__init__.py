@@ -1,10 +1,11 @@
 """Images from folders, files, archives, arrays and data sets, each read as the same simple contract."""
 
+from dubito.data.archives import ArchiveImages, TarImages
 from dubito.data.arrays import ArrayImages
 from dubito.data.augment import Augment, Augmented
 from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
 from dubito.data.dataset import DatasetImages
-from dubito.data.files import ArchiveImages, FileImages
+from dubito.data.files import FileImages
 from dubito.data.image_set import Labelled, Subset
 from dubito.data.open import open_images
 
@@ -19,6 +20,7 @@ __all__ = [
     "FileImages",
     "Labelled",
     "Subset",
+    "TarImages",
     "corrupt",
     "open_images",
 ]

@@ -87,17 +87,24 @@ class ArrayImages(ImageSet):
 
     def read(self, index: int) -> Image.Image | Tensor:
         """One RGB image, or one input tensor."""
-        row = self._rows[index]
-        if self.ready:
-            return torch.from_numpy(np.array(row))
-        return Image.fromarray(np.ascontiguousarray(row)).convert("RGB")
+        return self._image(np.array(self._rows[index]))
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of the type, shape and values of each row."""
+        return in_threads(lambda row: self._hash(self._rows[row]), rows)
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor, bytes]:
+        """The image or input and its hash, from one copy of the row: a mapped file may change at any time."""
+        row = np.array(self._rows[index])
+        return self._image(row), self._hash(row)
+
+    def _image(self, row: Array) -> Image.Image | Tensor:
+        return torch.from_numpy(row) if self.ready else Image.fromarray(np.ascontiguousarray(row)).convert("RGB")
+
+    def _hash(self, row: Array) -> bytes:
         # The same bytes as pixels and as inputs go two ways through the transform; floats are inputs anyway.
         marked = self.ready and self._rows.dtype == np.uint8
-        hashed = in_threads(lambda row: hash_array(self._rows[row]), rows)
-        return [hash_bytes(b"input", content) for content in hashed] if marked else hashed
+        return hash_bytes(b"input", hash_array(row)) if marked else hash_array(row)
 
 
 def open_npz(path: Path, part: str | None = None) -> ArrayImages:
@@ -164,23 +171,36 @@ def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+        shape, _, dtype, start = _header(file)
+        size = start + math.prod(shape) * dtype.itemsize
+        if size != info.file_size and not dtype.hasobject:  # before memory is allocated for what is not there
+            raise ValueError(f"'{info.filename}' declares {size} bytes, shape {shape}, but has {info.file_size}")
+    try:
+        with archive.open(info) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except MemoryError as error:
+        raise ValueError(f"'{info.filename}' of {size} bytes does not fit in memory") from error
 
 
 def _mapped(path: Path, info: zipfile.ZipInfo) -> tuple[Any, ...] | None:
-    """Arguments of numpy.memmap for an array in the file; None if it is compressed, empty or has an unusual header."""
+    """Arguments of numpy.memmap for an array in the file; None if it is compressed, empty or has another size."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
         # The local header repeats the name and may have other extra bytes than the archive's directory.
         file.seek(info.header_offset + 26)
         file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-        start = file.tell()
-        header = _HEADERS.get(np.lib.format.read_magic(file))
-        if header is None:
-            return None
-        shape, fortran, dtype = header(file)
-        size = file.tell() - start + math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or 0 in shape or size != info.file_size:
+        shape, fortran, dtype, start = _header(file)
+        if dtype.hasobject or 0 in shape or start + math.prod(shape) * dtype.itemsize != info.file_size:
             return None
         return path.absolute(), dtype.str, "r", file.tell(), shape, "F" if fortran else "C"
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether columns come first, type, and the bytes of the header of an array that begins here."""
+    before = file.tell()
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"an array of numpy's format {version}, which no plain array has")
+    shape, fortran, dtype = _HEADERS[version](file)
+    return shape, fortran, dtype, file.tell() - before

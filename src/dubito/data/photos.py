@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dubito.data.files import decode
+from dubito.data.decode import decode
 from dubito.errors import MissingPackageError
 
 _FILES = (
