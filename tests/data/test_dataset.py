@@ -85,7 +85,7 @@ def test_float_tensors_are_model_inputs():
         (np.zeros((4, 4, 3), np.float32), r"a ndarray of float32 and shape \(4, 4, 3\)"),
         (np.zeros((3, 4, 4), np.uint8), r"a ndarray of uint8 and shape \(3, 4, 4\)"),
         ({"image": 1, "label": 0}, "a dict with keys image, label"),
-        ("a.jpg", "a str"),
+        (7, "a int"),
     ],
 )
 def test_other_items(item, described):
@@ -162,12 +162,13 @@ def test_torchvision_image_folder(folder):
     root = folder({"cat/1.png": "red", "dog/1.png": "lime", "dog/2.png": b"broken"})
     images = DatasetImages(ImageFolder(str(root)))
     assert (labels(images), images.classes) == ([0, 1, 1], ("cat", "dog"))
+    assert images.ids == ["cat/1.png", "dog/1.png", "dog/2.png"]
     image = images.read(1)
     assert isinstance(image, Image.Image)
     assert image.getpixel((0, 0)) == (0, 255, 0)
     with pytest.raises(
         BrokenImageError,
-        match=r"image '000002' of data set ImageFolder must be readable; its data set gave: cannot identify",
+        match=r"image 'dog/2\.png' of data set ImageFolder must be readable; its data set gave: cannot identify",
     ):
         images.read(2)
     assert images.digest() == DatasetImages(ImageFolder(str(root))).digest()

@@ -8,8 +8,8 @@ from PIL import Image
 
 import dubito
 from dubito.cache.runner import predict_table
+from dubito.data.open import one_or_many
 from dubito.errors import ImagesError, ModelError
-from dubito.guard.guard import one_or_many
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Tiles
 

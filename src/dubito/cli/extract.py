@@ -22,7 +22,11 @@ Model = Annotated[
     str, Argument(metavar="MODEL", help="A source:name of `dubito list models`, or python:FILE.py:FUNCTION.")
 ]
 Images = Annotated[
-    str, Argument(metavar="IMAGES", help="A folder, with or without class folders; an image; .csv, .zip or .npz.")
+    str,
+    Argument(
+        metavar="IMAGES",
+        help="A folder, with or without class folders; an image or its URL; .csv, .tsv, .zip, .tar or .npz.",
+    ),
 ]
 
 

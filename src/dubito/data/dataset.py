@@ -1,7 +1,8 @@
-"""Any map-style torch Dataset as images: items are an image, or a tuple of an image, its label and more."""
+"""Any map-style torch Dataset, or sequence, as images: items are an image, or a tuple of one, its label and more."""
 
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from dubito.data.arrays import position_ids
-from dubito.data.files import to_rgb
+from dubito.data.decode import decode, is_url, read_content, to_rgb
 from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 
@@ -22,11 +23,14 @@ _UNREADABLE = hash_bytes(b"unreadable")
 
 @final
 class DatasetImages(ImageSet):
-    """A torch Dataset, or anything with a length and items by position. Ids are positions.
+    """A torch Dataset, or anything with a length and items by position.
 
-    An item's image is a PIL image or a uint8 array (h,w,3) or (h,w), which goes through the model's transform, or a
-    float tensor, which is a model input as it is: give torchvision's data sets no `transform`, or all that the model
-    needs. EXIF orientation is the data set's own business.
+    An item's image is a PIL image, a uint8 array (h,w,3) or (h,w), the bytes, path or URL of an image file, or what
+    Hugging Face makes of these, {"bytes": ..., "path": ...}. It goes through the model's transform; a float tensor is a
+    model input as it is: give torchvision's data sets no `transform`, or all that the model needs. EXIF orientation is
+    the data set's own business.
+
+    Ids are paths where the data set lists its files as torchvision's ImageFolder does (`samples`), else positions.
 
     Labels come from `targets` or `labels` (through `target_transform`) or from the second tensor of a TensorDataset,
     also below a torch Subset. Otherwise items are read, when labels are first needed; an item without an integer in
@@ -37,11 +41,11 @@ class DatasetImages(ImageSet):
     reading labels serves the next digest, once. Tensors of a TensorDataset are hashed as they lie in memory.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.name = dataset, f"data set {type(dataset).__name__}"
-        self.ids = position_ids(len(dataset))
-        check_unique(self.ids, self.name)
+    def __init__(self, dataset: Any, *, ids: Sequence[str] | None = None, name: str | None = None) -> None:
+        self.dataset, self.name = dataset, name or f"data set {type(dataset).__name__}"
         self._below, self._items, self._plain = _below_subsets(dataset)
+        self.ids = ids or _file_ids(self._below, self._items) or position_ids(len(dataset))
+        check_unique(self.ids, self.name)
         names: Any = getattr(self._below, "classes", None)
         named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
         self.classes = tuple(names) if named else None
@@ -119,6 +123,12 @@ class DatasetImages(ImageSet):
             return image
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] in ((), (3,)):
             return Image.fromarray(image).convert("RGB")
+        if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
+            image = image.get("bytes") or image.get("path") or OSError("it has neither bytes nor a path")
+        if isinstance(image, (str, Path)):
+            image = read_content(str(image) if is_url(image) else Path(image))[0]
+        if isinstance(image, (bytes, OSError)):
+            return decode(image, f"{self.ids[index]} of {self.name}")
         if isinstance(image, Image.Image):
             try:
                 return to_rgb(image, f"{self.ids[index]} of {self.name}")
@@ -130,7 +140,7 @@ class DatasetImages(ImageSet):
         elif isinstance(image, Mapping):
             what += f" with keys {', '.join(map(str, image))}"
         raise ImagesError(
-            f"items of {self.name} must begin with a PIL image, a uint8 array (h,w,3) or (h,w), or a float "
+            f"items of {self.name} must begin with a PIL image, a uint8 array (h,w,3) or (h,w), a path, or a float "
             f"tensor that is a model input; item {index} has {what}. Change what the data set returns."
         )
 
@@ -162,6 +172,20 @@ def _below_subsets(dataset: Any) -> tuple[Any, Sequence[int], bool]:
         plain &= type(dataset) is TorchSubset
         dataset, items = dataset.dataset, [dataset.indices[row] for row in items]
     return dataset, items, plain
+
+
+def _file_ids(dataset: Any, items: Sequence[int]) -> list[str] | None:
+    """Paths below the root of a data set that lists its files with their labels; None for any other."""
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list) or len(samples) != len(dataset):
+        return None
+    if not all(isinstance(one, tuple) and one and isinstance(one[0], (str, Path)) for one in samples):
+        return None
+    root = getattr(dataset, "root", None)
+    paths = [Path(samples[item][0]) for item in items]
+    below = [path.relative_to(root) if root and path.is_relative_to(root) else path for path in paths]
+    ids = [path.as_posix() for path in below]
+    return ids if len(set(ids)) == len(ids) else None
 
 
 def _hash(image: Image.Image | Tensor) -> bytes:

@@ -1,8 +1,8 @@
-"""Labels from outside the images: a CSV file, a mapping from image to label, or one label per image in order.
+"""Labels from outside the images: a CSV file, a DataFrame, a mapping from image to label, or one per image in order.
 
-A key of a CSV or mapping names an image by its id, its file name, its stem or its number: for `a/00000293.jpg` these
-are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that fits every image is used for all.
-Keys without an image are allowed: one file of labels can serve several subsets.
+A key of a CSV, DataFrame or mapping names an image by its id, its file name, its stem or its number: for
+`a/00000293.jpg` these are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that fits every
+image is used for all. Keys without an image are allowed: one file of labels can serve several subsets.
 
 Beyond one label per image, people annotate sets of labels, and votes for and against labels. Both are read by image,
 keyed by the text of its cell; `find_rows` matches such keys with the ids of a table.
@@ -37,21 +37,27 @@ from dubito.types import Images
 LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
 """One class index or class name per image, in order."""
 
-Labels = str | Path | Mapping[Any, Any] | LabelValues
-"""What `open_images` takes as labels."""
+Labels = Any
+"""What `open_images` takes as labels: a CSV file, a DataFrame, a mapping from image to label, or `LabelValues`."""
 
-_PATH_COLUMNS = ("path", "file", "filename", "image", "id")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "id")
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target")
+"""Names, in lower case, of the columns that name images and that hold labels; the first that is there counts."""
 _EXAMPLE = "The first line names the columns, such as: path,label"
 _SETS = "real_labels"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
 def with_labels(images: Images, labels: Labels) -> Labelled:
-    """The images with labels from a CSV file, a mapping, or a sequence of equal length."""
+    """The images with labels from a CSV file, a DataFrame, a mapping, or a sequence of equal length."""
     what = "labels"
     if isinstance(labels, (str, Path)):
         what = f"labels file '{labels}'"
-        labels = _read(Path(labels).expanduser(), what)
+        labels = _by_image(read_csv(Path(labels).expanduser()), what)
+    elif is_frame(labels):
+        labels = _by_image(read_frame(labels), what)
+    elif is_series(labels):
+        labels = labels.to_list()
     if isinstance(labels, Mapping):
         # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
         numbers, classes = to_labels(list(labels.values()), what)
@@ -89,6 +95,8 @@ def to_labels(
         raise ImagesError(f"{what} must be one integer or class name per image; {error}.") from error
     if array.ndim == 1 and array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        array = array.astype(str)
     if array.ndim != 1 or array.dtype.kind != "U":
         raise ImagesError(
             f"{what} must be one integer or class name per image; got {array.dtype} of shape {array.shape}. "
@@ -116,27 +124,33 @@ def to_labels(
 
 
 @dataclass(frozen=True)
-class CsvTable:
-    """The cells of a CSV file, as text."""
+class Listing:
+    """Named columns with one row per image: the cells of a CSV file, as text, or of a data frame, as they are.
 
-    path: Path
+    Attributes:
+        name: What errors call it.
+        header: The names of the columns, in lower case.
+        columns: The columns, top to bottom.
+    """
+
+    name: str
     header: tuple[str, ...]
-    rows: list[list[str]]
+    columns: Sequence[list[Any]]
 
-    def column(self, index: int) -> list[str]:
+    def column(self, index: int) -> list[Any]:
         """One column, top to bottom."""
-        return [row[index] for row in self.rows]
+        return self.columns[index]
 
     def position(self, name: str) -> int:
         """Where a column stands that must be there."""
         if name not in self.header:
             got = f"its columns are {some(self.header, 8)}. Rename the one that is meant."
-            raise ImagesError(f"CSV file '{self.path}' must have a column '{name}'; {got}")
+            raise ImagesError(f"{self.name} must have a column '{name}'; {got}")
         return self.header.index(name)
 
     def names(self, what: str) -> list[str]:
         """The names of the images, each of which must occur once."""
-        keys = self.column(self.paths)
+        keys = [str(key) for key in self.column(self.paths)]
         if twice := [key for key, count in Counter(keys).items() if count > 1]:
             raise ImagesError(
                 f"{what} must name each image once; in column '{self.header[self.paths]}' {len(twice)} of "
@@ -146,25 +160,44 @@ class CsvTable:
 
     @property
     def paths(self) -> int:
-        """The position of the column that names images: path, file, filename, image or id, else the first."""
-        first = 1 if self.header[0] == "label" and len(self.header) > 1 else 0
-        return next((self.header.index(name) for name in _PATH_COLUMNS if name in self.header), first)
+        """The position of the column that names images."""
+        return path_column(self.header)
 
     @property
     def label(self) -> int | None:
-        """The position of the column label, else of the other one of two columns, else None."""
-        if "label" in self.header:
-            return self.header.index("label")
-        return 1 - self.paths if len(self.header) == 2 else None
+        """The position of the column of labels."""
+        return label_column(self.header)
 
 
-def read_csv(path: Path) -> CsvTable:
-    """A CSV file with commas, in UTF-8 but for file names; the first line names the columns, in capitals or not."""
-    if path.is_dir() or not path.exists():
-        there = "it is a folder" if path.is_dir() else "there is none"
+def path_column(header: Sequence[str]) -> int:
+    """Which column names images: the first of `PATH_COLUMNS`, else the first that holds no labels.
+
+    >>> path_column(("label", "File")), path_column(("label", "picture"))
+    (1, 1)
+    """
+    names = [name.lower() for name in header]
+    first = 1 if names[0] in LABEL_COLUMNS and len(names) > 1 else 0
+    return next((names.index(name) for name in PATH_COLUMNS if name in names), first)
+
+
+def label_column(header: Sequence[str]) -> int | None:
+    """Which column holds labels: the first of `LABEL_COLUMNS`, else the other one of two columns, else None.
+
+    >>> label_column(("id", "Label", "x")), label_column(("id", "truth")), label_column(("id", "x", "y"))
+    (1, 1, None)
+    """
+    names = [name.lower() for name in header]
+    other = 1 - path_column(header) if len(names) == 2 else None
+    return next((names.index(name) for name in LABEL_COLUMNS if name in names), other)
+
+
+def read_csv(path: Path) -> Listing:
+    """A CSV file with commas, or .tsv with tabs, in UTF-8 but for file names; the first line names the columns."""
+    if not path.is_file():
+        there = "it is a folder" if path.is_dir() else "it is a pipe or device" if path.exists() else "there is none"
         raise ImagesError(f"CSV file '{path}' must be a file; {there}. Check the path.")
     with _reading(path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     if len(lines) < 2:
         raise ImagesError(
@@ -181,11 +214,35 @@ def read_csv(path: Path) -> CsvTable:
                 f"CSV file '{path}' must have {len(header)} cells in every row, as its header has; "
                 f"line {number} has {len(row)}. Quote cells that contain commas."
             )
-    table = CsvTable(path, header, [row for _, row in lines[1:]])
+    columns = [list(column) for column in zip(*(row for _, row in lines[1:]), strict=True)]
     with _reading(path):  # names of files may be any bytes, everything else is text
-        for line in (header, *table.rows):
-            "".join(cell for place, cell in enumerate(line) if place != table.paths).encode()
-    return table
+        for place, column in enumerate(columns):
+            "".join((header[place], *(column if place != path_column(header) else ()))).encode()
+    return Listing(f"CSV file '{path}'", header, columns)
+
+
+def read_frame(frame: Any) -> Listing:
+    """A DataFrame of pandas or polars."""
+    header = tuple(str(name).lower() for name in frame.columns)
+    if not header or not len(frame):
+        got = f"got shape {tuple(frame.shape)}"
+        raise ImagesError(f"a DataFrame must have columns and rows; {got}. Pass one row per image.")
+    return Listing("the DataFrame", header, [frame[name].to_list() for name in frame.columns])
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a DataFrame of pandas or polars, seen without importing them."""
+    return package_of(value) in ("pandas", "polars") and len(getattr(value, "shape", ())) == 2
+
+
+def is_series(value: Any) -> bool:
+    """Whether a value is a column of such a frame."""
+    return package_of(value) in ("pandas", "polars") and len(getattr(value, "shape", ())) == 1
+
+
+def package_of(value: object) -> str:
+    """The top-level package that a value's type is from."""
+    return type(value).__module__.partition(".")[0]
 
 
 class Votes(NamedTuple):
@@ -199,7 +256,7 @@ class Votes(NamedTuple):
 def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
     """The labels that people accept for each image, from a CSV with a column real_labels, such as "970 795", or empty.
 
-    The column id, image, path, file or filename names the image, else the first one.
+    The first of `PATH_COLUMNS` that is there names the image, else the first column.
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
@@ -217,7 +274,7 @@ def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
     table = read_csv(path)
     columns = {name: table.position(name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
     by_image: dict[str, dict[int, Votes]] = {}
-    for row in table.rows:
+    for row in zip(*table.columns, strict=True):
         label, *votes = (_whole(row[column], path, name) for name, column in columns.items())
         of_image = by_image.setdefault(row[table.paths], {})
         if label in of_image:
@@ -245,9 +302,8 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     return {listed[position]: row for row, position in best.items()}
 
 
-def _read(path: Path, what: str) -> dict[str, str]:
-    """The column that names images as keys; the column `label`, or else the second one, as values."""
-    table = read_csv(path)
+def _by_image(table: Listing, what: str) -> dict[str, Any]:
+    """The column that names images as keys; the column of labels, or else the second one, as values."""
     column = 1 if table.label is None and table.paths == 0 else table.label
     if column is None or column == table.paths or column >= len(table.header):
         raise ImagesError(

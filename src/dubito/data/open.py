@@ -1,22 +1,30 @@
 """One way in for every source of images: `open_images`."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from dubito.choices import nearest
+from dubito.data.archives import TARS, ArchiveImages, TarImages
 from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
-from dubito.data.files import SUFFIXES, ArchiveImages, FileImages, is_image, open_folder
+from dubito.data.decode import is_url
+from dubito.data.files import SUFFIXES, FileImages, is_image, listed_ids, open_folder
+from dubito.data.frames import is_hugging_face, open_frame, open_hugging_face
 from dubito.data.image_set import ImageSet, some
-from dubito.data.labels import Labels, read_csv, to_labels, with_labels
+from dubito.data.labels import Labels, is_frame, is_series, read_csv, to_labels, with_labels
 from dubito.errors import ImagesError
 from dubito.types import Images
 
-_ACCEPTED = "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
+_ACCEPTED = (
+    "a folder, an image, a URL, a .csv, .tsv, .zip, .tar or .npz file, a list of paths, an array, a tensor, "
+    "a DataFrame, a Hugging Face data set, or a torch Dataset with a length"
+)
 
 
 def open_images(source: Any, labels: Labels | None = None) -> Images:
@@ -26,13 +34,17 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
         source: One of
 
             - a folder of images, flat or with one sub-folder per class;
-            - one image file;
-            - a .csv of paths and labels, a .zip of images, an .npz of arrays ("file.npz#test" is one part);
+            - one image: its file, its URL, or a Pillow image;
+            - a list of paths and URLs, or of pairs (path, label);
+            - a .csv or .tsv of paths and labels, a .zip or .tar of images, an .npz of arrays ("file.npz#test" is one
+              part);
+            - a DataFrame of pandas or polars, or a Hugging Face data set, with a column of paths or images and perhaps
+              one of labels;
             - a uint8 array or tensor (n,h,w,3) or (n,h,w) of pixels, or a float one (n,...) of model inputs;
             - a map-style torch Dataset, or another sequence of images;
             - anything that fulfils `Images` already, which is returned as it is.
-        labels: Labels for the images instead of the source's own: a CSV file, a mapping from id, file name or
-            stem to label, or one label per image in order. Labels are class indices or class names.
+        labels: Labels for the images instead of the source's own: a CSV file, a DataFrame, a mapping from id, file name
+            or stem to label, or one label per image in order. Labels are class indices or class names.
 
     Raises:
         ImagesError: There is no such place, it holds no images, or labels do not match.
@@ -45,35 +57,40 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
     return images if labels is None else with_labels(images, labels)
 
 
-def open_csv(path: Path) -> FileImages:
-    """The image files that a CSV lists, in its order, by paths relative to its folder.
+def one_or_many(source: Any) -> tuple[Images, bool]:
+    """Whatever `open_images` takes, and also a single array (h,w,3) or input (3,h,w); and whether it is one image."""
+    if isinstance(source, (str, Path)):
+        single = is_url(source) or (is_image(Path(source).name) and not Path(source).is_dir())
+        return open_images(source), single
+    if isinstance(source, (np.ndarray, Tensor)) and not _is_text(source):
+        single = _is_one_array(source)
+        return open_images(source[None] if single else source), single
+    return open_images(source), isinstance(source, Image.Image)
 
-    Paths are in the column path, file, filename, image or id, else in the first; labels, if any, in the column label,
-    else in the other one of two columns.
+
+def open_csv(path: Path) -> FileImages:
+    """The image files that a CSV lists, in its order, by paths relative to its folder, or by URL.
+
+    Columns are found by their names: see `path_column` and `label_column` in `labels.py`.
     """
     table = read_csv(path)
-    ids = [Path(cell).as_posix() for cell in table.column(table.paths)]
-    root = path.parent
-    missing = [key for key in ids if not (root / key).is_file()]
-    if missing:
-        raise ImagesError(
-            f"CSV file '{path}' must list files that exist; {len(missing)} of {len(ids)} in column "
-            f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
-            f"if the CSV only labels images that are elsewhere, open those and pass it as labels=."
-        )
     column = table.label
+    repair = (
+        f"Paths are relative to '{path.parent}'; "
+        f"if the CSV only labels images that are elsewhere, open those and pass it as labels=."
+    )
+    what = f"column '{table.header[table.paths]}' of {table.name}"
+    ids = listed_ids(path.parent, table.column(table.paths), what, repair)
     labels = () if column is None else to_labels(table.column(column), f"column '{table.header[column]}' of '{path}'")
-    return FileImages(root, ids, *labels, name=str(path))
+    return FileImages(path.parent, ids, *labels, name=str(path))
 
 
 def _open(source: Any) -> Images:
-    if isinstance(source, (str, Path)):
-        return _open_path(str(source))
-    if isinstance(source, (ImageSet, Images)):
-        return source
-    if isinstance(source, (np.ndarray, Tensor)):
-        floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
-        return ArrayImages(inputs=source) if floats else ArrayImages(images=source)
+    if is_series(source) or _is_text(source):
+        source = source.to_list() if is_series(source) else source.tolist()
+    for fits, opener in _OPENERS.items():
+        if fits(source) and (images := opener(source)) is not None:
+            return images
     if isinstance(source, IterableDataset):
         raise ImagesError(
             f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which is read "
@@ -85,9 +102,22 @@ def _open(source: Any) -> Images:
     raise ImagesError(f"images must come from {_ACCEPTED}; {got}")
 
 
+def _open_files(source: Sequence[Any]) -> FileImages | None:
+    """The files of a list of paths and URLs, or of pairs (path, label); None for a list of anything else."""
+    pairs = all(isinstance(one, tuple) and len(one) == 2 for one in source)
+    paths = [one[0] for one in source] if pairs else source
+    if not source or not all(isinstance(path, (str, Path)) for path in paths):
+        return None
+    ids = listed_ids(Path(), [str(path) for path in paths], "a list of files", "Relative paths start where you are.")
+    labels = to_labels([label for _, label in source], "labels of a list of files") if pairs else ()
+    return FileImages(Path(), ids, *labels, name="a list of files")
+
+
 def _open_path(source: str) -> Images:
     if not source.strip():
         raise ImagesError("images must be a folder or file; got an empty text. Pass its path.")
+    if is_url(source):
+        return _open_url(source)
     path, part = Path(source).expanduser(), None
     if not path.exists() and ".npz#" in source:
         before, part = source.rsplit("#", 1)
@@ -103,10 +133,73 @@ def _open_path(source: str) -> Images:
         raise ImagesError(f"images must be an existing folder or file; '{path}' does not exist. {hint}")
     if is_image(path.name):
         return FileImages(path.parent, [path.name], name=source)
-    openers = {".npz": lambda file: open_npz(file, part), ".csv": open_csv, ".zip": ArchiveImages}
-    if opener := openers.get(path.suffix.lower()):
+    if opener := _opener(path.name, part):
+        if not path.is_file():
+            raise ImagesError(f"images must come from a regular file; '{path}' is a pipe or device. Copy it to a file.")
         return opener(path)
     raise ImagesError(
         f"images must come from {_ACCEPTED}; got '{path}'. "
         f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
     )
+
+
+def _opener(name: str, part: str | None) -> Callable[[Path], Images] | None:
+    """What opens a file that holds or lists images, by its ending."""
+    openers: dict[str, Callable[[Path], Images]] = {
+        ".npz": lambda file: open_npz(file, part),
+        ".csv": open_csv,
+        ".tsv": open_csv,
+        ".zip": ArchiveImages,
+        **dict.fromkeys(TARS, TarImages),
+    }
+    return next((opener for ending, opener in openers.items() if name.lower().endswith(ending)), None)
+
+
+def _open_url(url: str) -> FileImages:
+    if _opener(url, None):
+        raise ImagesError(
+            f"a URL must be that of an image; '{url}' is an archive or list. Download it and pass its path."
+        )
+    return FileImages(Path(), [url], name=url)
+
+
+def _is_float(array: Any) -> bool:
+    return array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
+
+
+def _is_text(source: Any) -> bool:
+    """Whether an array holds texts, which are paths."""
+    return isinstance(source, np.ndarray) and source.dtype.kind in "UO"
+
+
+def _is_one_array(array: Any) -> bool:
+    """Whether pixels or an input are those of one image."""
+    if _is_float(array):
+        return bool(array.ndim == 3)  # an input, channels first
+    if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
+        raise ImagesError(
+            f"pixels of shape {tuple(array.shape)} may be one picture with channels first, or three grey ones. "
+            f"Give the one as (h, w, 3), channels last; the three as a list."
+        )
+    # One or four channels are no stack of narrow grey pictures; `open_images` says what to do with them.
+    return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
+
+
+def _open_array(source: Any) -> ArrayImages:
+    return ArrayImages(inputs=source) if _is_float(source) else ArrayImages(images=source)
+
+
+def _instance_of(*kinds: Any) -> Callable[[Any], bool]:
+    return lambda source: isinstance(source, kinds)
+
+
+_OPENERS: dict[Callable[[Any], bool], Callable[[Any], Images | None]] = {
+    _instance_of(str, Path): lambda source: _open_path(str(source)),
+    _instance_of(ImageSet, Images): lambda source: source,
+    is_frame: open_frame,
+    is_hugging_face: open_hugging_face,
+    _instance_of(np.ndarray, Tensor): _open_array,
+    _instance_of(Image.Image): lambda source: DatasetImages([source], name="a picture"),
+    _instance_of(list, tuple): _open_files,
+}
+"""By what a source may be, what opens it, or returns None to pass it on."""

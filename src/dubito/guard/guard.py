@@ -15,16 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dubito.cache.disk import model_identity
 from dubito.cache.runner import predict_table
-from dubito.data import open_images
-from dubito.data.files import FileImages, is_image
-from dubito.errors import GuardError, ImagesError, ModelError, TableError
+from dubito.data.open import one_or_many
+from dubito.errors import GuardError, ModelError, TableError
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
@@ -37,7 +34,7 @@ from dubito.scores.registry import check_registered
 from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
-from dubito.types import Classifier, Images, Json, Probe
+from dubito.types import Classifier, Json, Probe
 from dubito.validate import check_model_first, check_number, check_rows, check_same_model, has_model_labels
 
 NOVEL = 0.005
@@ -148,8 +145,8 @@ class Guard(Result):
         """A verdict of one image, or of each of many.
 
         Args:
-            images: A path, a Pillow image, an array (h, w, 3) or an input (3, h, w) is one image. A folder, a list of
-                any of these, a batch, or whatever else `dubito.open_images` takes, is many; so is a table.
+            images: Whatever `dubito.open_images` takes, or a table. A path or URL of an image, a Pillow image, an array
+                (h, w, 3) or an input (3, h, w) is one image, anything else is many.
         """
         if isinstance(images, Table):
             return self.decide(images)
@@ -305,28 +302,6 @@ class Guard(Result):
     def __str__(self) -> str:
         lines = {"guarantee": str(self.guarantee), **self.facts()}
         return "\n".join(f"{name:12}  {text}" for name, text in lines.items())
-
-
-def one_or_many(images: Any) -> tuple[Images, bool]:
-    """Anything that holds images as a set of images, and whether it is a single one."""
-    if isinstance(images, (str, Path)):
-        return open_images(images), is_image(Path(images).name) and not Path(images).is_dir()
-    if isinstance(images, Image.Image):
-        return open_images([images]), True
-    if isinstance(images, (np.ndarray, Tensor)):
-        if images.is_floating_point() if isinstance(images, Tensor) else images.dtype.kind == "f":
-            single = images.ndim == 3  # an input, channels first
-        elif images.ndim == 3 and images.shape[0] == 3 != images.shape[-1]:
-            raise ImagesError(
-                f"pixels of shape {tuple(images.shape)} may be one picture with channels first, or three grey ones. "
-                f"Give the one as (h, w, 3), channels last; the three as a list."
-            )
-        else:  # one or four channels are no stack of narrow grey pictures; `open_images` says what to do with them
-            single = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3, 4))
-        return open_images(images[None] if single else images), single
-    if isinstance(images, Sequence) and len(images) and all(isinstance(one, (str, Path)) for one in images):
-        return FileImages(Path(), [str(one) for one in images], name="a list of files"), False
-    return open_images(images), False
 
 
 def _identity(model: object, made: Provenance | None, *, of: str) -> Provenance:
