@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
@@ -40,7 +41,7 @@ from dubito.validate import check_choice, check_classes, check_model_first, chec
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier,
     images: Any,
-    to: str | Path,
+    to: str | Path | None = None,
     *,
     labels: Any = None,
     label_space: LabelSpace | None = None,
@@ -57,8 +58,10 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
 
     Args:
         model: From dubito.load or dubito.wrap.
-        images: A folder, CSV, zip, npz, array or torch Dataset: whatever dubito.open_images takes.
-        to: Folder of the cache: new, empty, or a cache of the same model and images.
+        images: A folder, a list of paths, a CSV, zip, tar or npz file, a DataFrame, an array, a data set of torch or
+            Hugging Face: whatever dubito.open_images takes.
+        to: Folder of the cache: new, empty, or a cache of the same model and images. None for a table in memory, of
+            images that are few.
         labels: Labels for images that have none: a CSV, a mapping or a sequence.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
             from class names, integers being the model's.
@@ -73,6 +76,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         progress: Show a bar when a terminal is watching.
     """
     check_model_first(model, images, by="extract", what="images")
+    if to is None:
+        return _in_memory(**locals())
     _check_call(model, label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
     plain = open_images(images, labels)
     opened = plain if epochs == 1 and augment is None else _augmented(plain, model, epochs, augment or Augment())
@@ -109,7 +114,17 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, f" All are listed in '{table.name}/{disk.FILE}'.", stacklevel=3)
+    runner.warn_skipped(table, f" All are listed in table.skipped and in {disk.FILE}.", stacklevel=3)
+    return table
+
+
+def _in_memory(**call: Any) -> Table:
+    """An extraction into a folder that lives no longer than the call, so that the table is the same as any other."""
+    with TemporaryDirectory(prefix="dubito-") as folder:
+        table = extract(**{**call, "to": folder})
+        table = table.rows(range(len(table)))  # copied, before the files go
+    disk.forget_shards()
+    table.name = "table in memory"
     return table
 
 
