@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dubito.errors import MissingPackageError
-from dubito.storage import export, write_csv
+from dubito.storage import export, printable, write_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -134,9 +134,8 @@ class Result:
         return [*([f"and {left} more"] if left > 0 else []), *self.findings()]
 
     def __str__(self) -> str:
-        return "\n".join(
-            [self.title(), *aligned(list(self.facts().items())), *aligned(self.lines()), *self._sentences()]
-        )
+        facts = aligned(list(self.facts().items()))
+        return printable("\n".join([self.title(), *facts, *aligned(self.lines()), *self._sentences()]))
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:
         from rich.table import Column, Table  # noqa: PLC0415 (only to print)
@@ -233,7 +232,7 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if _is_interval(value):
         return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:

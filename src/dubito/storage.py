@@ -347,6 +347,11 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def printable(text: str) -> str:
+    """Text that any terminal and page takes: a byte of a file name that is not UTF-8 becomes a question mark."""
+    return text.encode(errors="replace").decode()
+
+
 def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:
     """With the hash of everything that it says."""
     entries = {key: value for key, value in described.items() if key != "digest"}

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 an error, reported in one sentence; 2 a call that cannot b
 fault; 130 stopped by Ctrl-C.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ _ClickError = typer.BadParameter.__mro__[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     texts = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes, and go out as they came
     # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
     screen = Screen(json="--json" in texts, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
     command = typer.main.get_command(app)

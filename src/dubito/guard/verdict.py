@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dubito.data.thumbnails import thumbnail_of
 from dubito.result import Result, cell, html_card, plain
+from dubito.storage import printable
 from dubito.types import Images, Json
 
 _NEAR = 0.02
@@ -67,7 +68,7 @@ class Verdict(Result):
         kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
         numbers = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
         decision = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{numbers})"
-        return f"{self.id}: {decision}: {self.reason}"
+        return printable(f"{self.id}: {decision}: {self.reason}")
 
     def records(self) -> list[dict[str, Any]]:
         """One row; the classes of a prediction set with spaces between."""
