@@ -71,11 +71,15 @@ SetMethod = Literal["lac", "aps"]
 def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6, or_first: bool = True) -> list[str]:
     """The known names most like one that is not known; where none is alike, the first few, unless `or_first` is off.
 
-    >>> nearest("entropi", ["margin", "entropy"])
-    ['entropy']
+    A name that contains it as a word is more alike than one that is only spelled alike.
+
+    >>> nearest("entropi", ["margin", "entropy"]), nearest("auroc", ["aurc", "error_auroc"], most=1)
+    (['entropy'], ['error_auroc'])
     """
     names = list(known)
-    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[: most if or_first else 0]
+    containing = [one for one in names if name and f"_{name}_" in f"_{one}_"]
+    alike = containing + get_close_matches(name, names, n=most, cutoff=cutoff)
+    return list(dict.fromkeys(alike))[:most] or names[: most if or_first else 0]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

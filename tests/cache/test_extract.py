@@ -171,7 +171,7 @@ def test_a_cache_of_another_model_is_not_opened(model, folder, tmp_path):
 def test_foreign_folders_are_left_alone(model, folder, tmp_path):
     with pytest.raises(CacheError, match=r"holds other things \(a, b, c\) and no cache. Choose a new or empty folder"):
         extract(model, folder, folder)
-    with pytest.raises(CacheError, match=r"no cache in .*there is no manifest\.json"):
+    with pytest.raises(CacheError, match=r"no cache in .*there is no such folder"):
         dubito.open(tmp_path / "nowhere")
 
 

@@ -15,9 +15,9 @@ OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", 
 @pytest.mark.parametrize(
     ("text", "translated"),
     [
-        ("evaluate: ood (cache/x) and y must come", "evaluate: --ood (cache/x) and y must come"),
+        ("evaluate: ood (cache/x) and y must come", "--ood (cache/x) and y must come"),
         ("held_out: a share must lie", "--held-out: a share must lie"),
-        ("compare: ood 'cats' needs rows", "compare: --ood 'cats' needs rows"),
+        ("compare: ood 'cats' needs rows", "--ood 'cats' needs rows"),
         ("these images are also in train (cache/x)", "these images are also in --learn-from (cache/x)"),
         ("Pass to=.", "Pass --to."),
         ("Give ood=..., or train='x'.", "Give --ood ..., or --learn-from 'x'."),
@@ -25,6 +25,12 @@ OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", 
         ("they train on ood images", "they train on ood images"),
         ("see `train=1` and dubito.f(to=1, g(ood=2))", "see `train=1` and dubito.f(to=1, g(ood=2))"),
         ("Make one with dubito.extract(model, images, to='c').", "Make one with `dubito extract MODEL IMAGES --to c`."),
+        ("acquire: to is 3", "--to is 3"),
+        ("no guard in 'g'. Save one with Guard.save.", "no guard in 'g'. Save one with `dubito guard fit`."),
+        (
+            "by the probe (dubito.extract(..., probes=[dubito.probes.PreActivation()])).",
+            "by the probe (`dubito extract ... --probe pre_activation`).",
+        ),
         ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
     ],
 )
@@ -35,6 +41,7 @@ def test_arguments_become_options(text: str, translated: str) -> None:
 def test_options_are_those_of_the_command() -> None:
     names = _option_names(signature(compare).parameters.values())
     assert (names["ood"], names["settings"], names["score"], names["cache"]) == ("--ood", "--set", "--score", "CACHE")
+    assert (names["scores"], names["heads"]) == ("--score", "--head")  # repeated options, in the plural
     assert _option_names(signature(diagnose).parameters.values())["ood"] == "OOD"
 
 

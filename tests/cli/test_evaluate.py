@@ -81,7 +81,7 @@ def test_ood_images_must_be_of_the_same_model(run: Run, images: Path, labelled: 
     assert run(*other).code == 0
     answer = run("evaluate", labelled, "--ood", tmp_path / "other")
     assert answer.code == 1
-    assert "error: evaluate: --ood (" in answer.err
+    assert "error: --ood (" in answer.err
 
 
 def test_metrics_by_choice(run: Run, labelled: Path) -> None:
@@ -295,4 +295,4 @@ def test_calibration_must_be_of_the_same_model(run: Run, images: Path, tiled: Pa
     assert run("extract", MODEL, images, "--to", tmp_path / "x", "--weights", "none", "--workers", 0).code == 0
     answer = run("reject", tiled, "--calibration", tmp_path / "x")
     assert answer.code == 1
-    assert answer.err.startswith("error: rejection_study: --calibration ")
+    assert answer.err.startswith("error: --calibration ")

@@ -144,7 +144,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
         answer = run("score", *arguments)
         assert answer.code == code
         assert answer.out == ""
-        assert [line for line in answer.err.splitlines() if not line.startswith("note: scores:")] == [
+        assert [line for line in answer.err.splitlines() if not line.startswith("note: scores that learn:")] == [
             answer.err.splitlines()[-1]
         ]
         return answer.err

@@ -255,7 +255,7 @@ def test_calls_that_cannot_be_understood(
     ("options", "text"),
     [
         (("--set", "batch=1"), "recipe: batch must be"),
-        (("--seeds", "1,1"), "train: --seeds must be at least one whole number, all different; got [1, 1]."),
+        (("--seeds", "1,1"), "--seeds must be at least one whole number, all different; got [1, 1]."),
         (("--held-out", 1.5), "--held-out must be a number in (0, 1); got 1.5."),
         (("--set", "lr=0"), "recipe: lr must be a number, above 0; got 0.0."),
         (("--set", "betas=0.9,1"), "recipe: betas must be two numbers from 0 to below 1; got (0.9, 1.0)."),

@@ -365,8 +365,8 @@ class Raises(nn.Module):
 
 @pytest.mark.parametrize("error", [AssertionError(), IndexError("one\ntwo"), ValueError("too many to unpack")])
 def test_whatever_a_module_says_of_its_inputs_is_reported(error):
-    first = str(error).partition("\n")[0]
-    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Pass a transform=") as caught:
+    words = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
+    with pytest.raises(ModelError, match=rf"\({words}\)\. Pass a transform=") as caught:
         wrap(Raises(error)).features(X)
     assert caught.value.__cause__ is error
 

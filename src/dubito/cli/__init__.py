@@ -6,6 +6,7 @@ fault; 130 stopped by Ctrl-C.
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dubito import __version__
+from dubito.choices import suggestion
 from dubito.cli import active, audit, evaluate, explain, extract, guard, listing, report, score, search, train
 from dubito.cli._console import Debug, Json, Screen
 from dubito.errors import DubitoError
@@ -55,7 +57,9 @@ def _explain(error: BaseException, screen: Screen) -> tuple[int, str, str]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "KeyboardInterrupt", f"stopped. {screen.when_stopped}".strip()
     if isinstance(error, _ClickError):
-        text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        text: str = error.format_message().rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
+        if match := re.search(r"'([^']*)' is not one of (.*)", text):
+            text += "." + suggestion(match[1], re.findall("'([^']*)'", match[2]))
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
         return 2, "UsageError", f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`."
     if isinstance(error, DubitoError):

@@ -27,6 +27,9 @@ from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
+_PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
+_COMMANDS = {"SafeIndex.save": "`dubito search build`", "Guard.save": "`dubito guard fit`"}
+"""What writes a folder: in Python, and on the command line."""
 _CODE = r"`[^`]*`|\bdubito\.[\w.]+\((?:[^()]|\([^()]*\))*\)|(?<!\w)'[^']*'"
 """Parts of a message that are left as they are: commands, calls in Python and quoted values."""
 
@@ -273,14 +276,17 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     """A message of the library in the words of the command line: arguments become options.
 
     >>> translate("compare: ood 'cats' is empty. Pass ood= or train='x'.", {"ood": "--ood", "train": "--learn-from"})
-    "compare: --ood 'cats' is empty. Pass --ood or --learn-from 'x'."
+    "--ood 'cats' is empty. Pass --ood or --learn-from 'x'."
     """
     text = _EXTRACT.sub(lambda match: f"`dubito extract MODEL {match[1] or 'IMAGES'} --to {match[2]}`", text)
+    text = _PROBE.sub(lambda match: f"`dubito extract ... --probe {_snake(match[1])}`", text)
+    for call, command_line in _COMMANDS.items():
+        text = text.replace(f"with {call}.", f"with {command_line}.")
     if not options:
         return text
     names = "|".join(map(re.escape, options))
     keyword = rf"(?<![\w.-])(?P<keyword>{names})=(?P<value>True|\.\.\.|\S?)"
-    argument = rf"(?:^|(?<=: )|(?<= in ))(?P<argument>{names})(?=: | must | needs | cannot | \(| ')"
+    argument = rf"(?:^|(?<=: )|(?<= in ))(?P<argument>{names})(?=: | must | needs | cannot | is | \(| ')"
 
     def replaced(match: re.Match[str]) -> str:
         if match["argument"]:
@@ -290,7 +296,8 @@ def translate(text: str, options: Mapping[str, str]) -> str:
         value = match["value"].removeprefix("True")
         return options[match["keyword"]] + (value if value in ("", ".", ",", ";", ")") else f" {value}")
 
-    return re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text)
+    # The function that was called means nothing to people who typed an option.
+    return re.sub(r"^[\w.]+: (?=--)", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
 
 
 def _option_names(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
@@ -301,9 +308,20 @@ def _option_names(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
             flags = [flag for flag in (info.default, *(info.param_decls or ())) if isinstance(flag, str)]
             if isinstance(info, OptionInfo):
                 names[one.name] = max(flags, key=len, default=f"--{one.name.replace('_', '-')}")
+                if isinstance(one.default, list):  # an option that is repeated stands for an argument in the plural
+                    names[f"{one.name[:-1]}ies" if one.name.endswith("y") else f"{one.name}s"] = names[one.name]
             else:
                 names[one.name] = (info.metavar or one.name).rstrip(".")
     return names
+
+
+def _snake(name: str) -> str:
+    """The probe of a class.
+
+    >>> _snake("PreActivation")
+    'pre_activation'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _say(what: str, text: str, style: str) -> None:

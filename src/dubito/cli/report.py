@@ -51,6 +51,7 @@ def report(
         elif len(places) == 2 and not options.is_cache(places[0]):
             if images is not None:
                 raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
+            options.check_model_first(*places)
             model, images = places
             kept = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dubito-report-")))
             table, chosen = _predicted(screen, model, images, kept, guard, reading, weights, device)

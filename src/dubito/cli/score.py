@@ -70,8 +70,8 @@ class ScoreOptions:
 
         if self.train is not None and learned is None:
             learned = dubito.open(self.train)
-            check_same_model(table, {"train": learned}, by="scores")
-            warn_shared(table, learned, by="scores", what="train", harm=_SELF)
+            check_same_model(table, {"train": learned}, by="scores that learn")
+            warn_shared(table, learned, by="scores that learn", what="train", harm=_SELF)
         loaded = _load_scores(self.load) if self.load else {}
         # A head is trained by `dubito train`, never implicitly; one that is named by --head stands for the name.
         chosen = AvailableScores(_open_heads(self.head, table))

@@ -108,8 +108,8 @@ def _exported(module: "GuardModule") -> Any:
         raise GuardError(
             f"guard.export_onnx: {module.of} cannot be written as an ONNX graph for batches of any size "
             f"({type(cause).__name__}: {first_words(cause)}). Its code must not choose its way by the values or the "
-            f"number of inputs: look in its forward for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed "
-            f"batch."
+            f"number of inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its "
+            f"forward."
         ) from error
     finally:
         logger.setLevel(level)

@@ -182,7 +182,7 @@ def running(what: str) -> Iterator[None]:
         repair = "Fix it there; the whole traceback is this error's cause."
         if isinstance(error, ImportError) and "relative import" in str(error):
             repair = "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
-        reason = f"{type(error).__name__}: {first_words(error)}"
+        reason = first_words(f"{type(error).__name__}: {error}".rstrip(": "))
         raise ModelError(f"load: {what} failed{_where(error)} ({reason}). {repair}") from error
 
 

@@ -267,7 +267,7 @@ class WrappedClassifier:
             raise  # of torch's RuntimeErrors, those that other inputs would not fix
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
             shape = ", ".join(map(str, ("n", *x.shape[1:])))
-            reason = f"{type(error).__name__}: {first_words(error)}"
+            reason = first_words(f"{type(error).__name__}: {error}".rstrip(": "))
             refusal = f"{self.name} cannot take inputs of shape ({shape}) ({reason})"
             raise RefusedInputsError(f"{refusal}. {_repair(x.shape[1:])}") from error
         finally:

@@ -112,7 +112,7 @@ class Demo(Result):
     report: TrustReport = field(repr=False)
     order_by: str = FIRST
 
-    titles: ClassVar = {"predicted_class": "prediction", "rank_percent": "rank", "probability": "p"}
+    titles: ClassVar = {"predicted_class": "predicted", "rank_percent": "rank", "probability": "p"}
     columns: ClassVar = ("photo", "corruption", "verdict", "predicted_class", "probability", "rank_percent", "reason")
     text_rows: ClassVar = 10
 

@@ -144,7 +144,7 @@ class TrustReport(Result):
     skipped: int = 0
     pictures: Images | None = field(default=None, repr=False, compare=False)
 
-    titles: ClassVar = {"id": "image", "predicted_class": "prediction", "rank_percent": "rank", "probability": "p"}
+    titles: ClassVar = {"id": "image", "predicted_class": "predicted", "rank_percent": "rank", "probability": "p"}
     columns: ClassVar = ("id", "verdict", "predicted_class", "probability", "rank_percent", "reason")
 
     def __len__(self) -> int:
