@@ -157,7 +157,7 @@ def measured(module: nn.Module, head: nn.Module | None, test: Half) -> dict[str,
     }
     if head is not None:
         with torch.no_grad():
-            result["r_auroc"] = r_auroc(z, test[1], head(z))
+            result["r_auroc"] = r_auroc(head(z), z, test[1])
     return result
 
 

@@ -43,7 +43,7 @@ HEAVY = ("torch", "timm", "transformers", "faiss", "sklearn", "matplotlib", "pan
 FINDINGS = ("evaluate", "guard", "search", "active", "explain", "audit", "protocols")
 """Rooms whose functions report findings."""
 NOT_FINDINGS = {
-    "guard": {"needed", "risk_bound", "risk_threshold", "share_threshold"},
+    "guard": {"needed", "risk_threshold", "share_threshold"},
     "active": {"add_labels"},
     "explain": {
         *("density_field", "entropy_field", "max_probability_field", "training_threshold"),

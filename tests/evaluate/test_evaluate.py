@@ -46,7 +46,7 @@ def test_values_are_those_of_the_metrics(table, result):
                 "aurc": metrics.aurc(u, wrong),
                 "excess_aurc": metrics.excess_aurc(u, wrong),
                 "augrc": metrics.augrc(u, wrong),
-                "r_auroc": metrics.r_auroc(table.feature, table.label, u),
+                "r_auroc": metrics.r_auroc(u, table.feature, table.label),
             },
             abs=1e-12,
         )

@@ -13,7 +13,6 @@ from dubito.guard.thresholds import (
     fallback,
     hoeffding_bentkus_p,
     needed,
-    risk_bound,
     risk_threshold,
     share_threshold,
 )
@@ -44,12 +43,6 @@ def test_needed_is_the_smallest_number_that_shows_it(level: float, confidence: f
     k = needed(level, confidence)
     assert (1 - level) ** k <= 1 - confidence + 1e-12
     assert (1 - level) ** (k - 1) > 1 - confidence
-
-
-def test_risk_bound_is_where_the_tail_is_as_likely_as_doubt() -> None:
-    bound = risk_bound(3, 50, 0.9)
-    assert binom.cdf(3, 50, bound) == pytest.approx(0.1)
-    assert risk_bound(5, 5, 0.95) == 1.0
 
 
 def test_p_values_by_hand() -> None:

@@ -26,7 +26,7 @@ def test_r_auroc_is_the_metric():
     with torch.no_grad():
         u = module(table.feature)
     result = HeldOut.of(table, Recipe()).measure(module)
-    assert result["r_auroc"] == metrics.r_auroc(table.feature, table.label, u)
+    assert result["r_auroc"] == metrics.r_auroc(u, table.feature, table.label)
 
 
 def test_order_is_the_share_of_pairs():

@@ -130,7 +130,7 @@ def test_what_is_held_out_is_measured_as_the_metric_does():
     held_out = learnable(200, seed=1)
     trained = train_head(learnable(), recipe=SHORT, held_out=held_out, **SMALL)
     u = predicted(trained, held_out)
-    assert trained.histories[0][-1]["r_auroc"] == metrics.r_auroc(held_out.feature, held_out.label, u)
+    assert trained.histories[0][-1]["r_auroc"] == metrics.r_auroc(u, held_out.feature, held_out.label)
 
 
 def test_what_is_held_out_is_not_learned_from():

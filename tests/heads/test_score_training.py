@@ -42,7 +42,7 @@ def test_several_seeds(tmp_path):
     reached = []
     for head, history, folder in zip(result.heads, result.histories, result.folders, strict=True):
         u = head.score(held_out)
-        reached.append(metrics.r_auroc(held_out.feature, held_out.label, u))
+        reached.append(metrics.r_auroc(u, held_out.feature, held_out.label))
         assert history[-1]["r_auroc"] == pytest.approx(reached[-1], abs=1e-12)
         assert torch.equal(UncertaintyHead.from_pretrained(folder).score(held_out), u)
         alone = UncertaintyHead(width=8, depth=1, seed=head.seed, recipe=RECIPE).fit(table_of())
@@ -202,7 +202,7 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
     assert not set(seen["train"].whole("image_index").tolist()) & set(seen["out"].whole("image_index").tolist())
     assert result.head.trained_["table_rows"] == 135
     out = seen["out"].rows(slice(0, 15))  # the first epoch
-    expected = metrics.r_auroc(out.feature, out.label, result.head.score(out))
+    expected = metrics.r_auroc(result.head.score(out), out.feature, out.label)
     assert result.histories[0][-1]["r_auroc"] == pytest.approx(expected, abs=1e-12)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, binomtest, norm
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import (
@@ -33,7 +33,10 @@ from dubito.metrics import (
     nll,
     paired_draws,
     paired_errors,
+    proportion,
+    proportion_bound,
     r_auroc,
+    rank_scores,
     recall_at_1,
 )
 from dubito.metrics.bootstrap import draw_counts, draw_rows, resampled
@@ -132,6 +135,18 @@ def test_counted_metrics_are_not_called_once_per_resample(metric, monkeypatch):
     assert len(calls) == 20
     interval(metric, *ranked(50), resamples=20)
     assert len(calls) == 20
+
+
+def test_ranked_scores_are_the_best_first_with_their_gaps():
+    positives = np.arange(200) % 2 == 1
+    draw = np.random.default_rng(0)
+    scores = {"noise": draw.normal(size=200), "good": positives + 0.3 * draw.normal(size=200)}
+    ranked_scores = rank_scores(auroc, scores, positives, resamples=100)
+    assert list(ranked_scores) == ["good", "noise"]
+    assert [one.rank for one in ranked_scores.values()] == [1, 2]
+    assert [one.gap_to_best.surely for one in ranked_scores.values()] == [False, True]
+    assert ranked_scores["noise"].value.value == auroc(scores["noise"], positives)
+    assert next(iter(rank_scores(aurc, scores, positives, resamples=100))) == "good"  # of AURC, the lowest is the best
 
 
 def test_paired_errors_by_hand():
@@ -267,7 +282,7 @@ def test_bucket_calibration_error_has_an_interval():
     assert 0 <= result.low < result.high <= 1
 
 
-@pytest.mark.parametrize("metric", [accuracy, nll, brier])
+@pytest.mark.parametrize("metric", [nll, brier])
 def test_metrics_of_logits_are_resampled_by_row(metric):
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(90, 4)), rng.integers(4, size=90)
@@ -282,16 +297,49 @@ def test_neighbours_stay_those_of_the_full_set():
     rng = np.random.default_rng(0)
     features, labels, scores = rng.normal(size=(80, 3)), rng.integers(4, size=80), rng.normal(size=80)
     matches = neighbour_matches(features, labels)
-    assert interval(r_auroc, features, labels, scores, resamples=50) == interval(auroc, scores, ~matches, resamples=50)
+    assert interval(r_auroc, scores, features, labels, resamples=50) == interval(auroc, scores, ~matches, resamples=50)
     result = interval(recall_at_1, features, labels, resamples=50)
-    assert result == interval(mean, matches, resamples=50)
+    assert result == proportion(int(matches.sum()), 80)
     # Labels are noise: a fourth of the neighbours match. Rows drawn twice would find themselves and match.
     assert result.high < 0.5
 
 
-def test_accuracy_is_the_mean_of_correct_rows():
+def test_accuracy_is_the_proportion_of_correct_rows():
     logits, labels = torch.eye(3).repeat(10, 1), torch.arange(30) % 2
-    assert interval(accuracy, logits, labels, resamples=50) == interval(mean, correct(logits, labels), resamples=50)
+    right = correct(logits, labels)
+    assert interval(accuracy, logits, labels) == proportion(int(right.sum()), 30) == interval(bootstrap.mean, right)
+    assert interval(bootstrap.mean, right.float()) == proportion(int(right.sum()), 30)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize(("count", "of"), [(0, 1), (1, 1), (0, 30), (17, 30), (30, 30), (9_998, 10_000)])
+def test_intervals_of_proportions_are_those_of_scipy(count, of, confidence):
+    expected = binomtest(count, of).proportion_ci(confidence, method="exact")
+    result = proportion(count, of, confidence=confidence)
+    assert result[:3] == pytest.approx((count / of, expected.low, expected.high), abs=1e-9)
+    one_sided = binomtest(count, of, alternative="less").proportion_ci(confidence, method="exact")
+    assert proportion_bound(count, of, confidence) == pytest.approx(one_sided.high, abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [10, 30, 200])
+@pytest.mark.parametrize("truth", [0.5, 0.9, 0.98, 0.999])
+def test_intervals_of_proportions_hold_the_truth_at_least_as_often_as_stated(n, truth):
+    # Over all that n rows can show, by its probability: exact, no simulation.
+    counts = np.arange(n + 1)
+    holds = [low <= truth <= high for _, low, high, _ in (proportion(int(k), n) for k in counts)]
+    assert binom.pmf(counts, n, truth) @ holds >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 0), r"proportion: of must be .*; got 0"),
+        ((3, 2), r"proportion: count must be .*; got 3"),
+    ],
+)
+def test_proportions_of_nothing(arguments, message):
+    with pytest.raises(ValueRangeError, match=message):
+        proportion(*arguments)
 
 
 def test_one_seed_one_interval():

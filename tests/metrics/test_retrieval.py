@@ -46,7 +46,7 @@ def test_recall_and_r_auroc_by_hand():
     assert neighbour_matches(features, labels).tolist() == [True, True, False, True]
     assert recall_at_1(features, labels) == 3 / 4
     # its score 0.5 is above 0.1 and tied with 0.5, and below 0.9: (1 + 1/2 + 0) / 3
-    assert r_auroc(features, labels, [0.1, 0.5, 0.5, 0.9]) == 0.5
+    assert r_auroc([0.1, 0.5, 0.5, 0.9], features, labels) == 0.5
 
 
 def test_duplicates_find_each_other_but_never_themselves():
@@ -110,7 +110,7 @@ def test_r_auroc_is_the_auroc_of_wrong_neighbours():
     scores = np.random.default_rng(1).integers(9, size=150)
     wrong = labels[brute_force(features)] != labels
     assert 0 < wrong.mean() < 1
-    assert r_auroc(features, labels, scores) == auroc(scores, wrong)
+    assert r_auroc(scores, features, labels) == auroc(scores, wrong)
     assert recall_at_1(features, labels) == pytest.approx(1 - wrong.mean(), abs=1e-15)
 
 
@@ -152,7 +152,7 @@ def test_a_column_is_read_block_by_block(dtype):
     assert column.most == 4
     scores = np.random.default_rng(1).normal(size=150)
     assert recall_at_1(column, labels) == recall_at_1(features.astype(dtype), labels)
-    assert r_auroc(column, labels, scores) == r_auroc(features.astype(dtype), labels, scores)
+    assert r_auroc(scores, column, labels) == r_auroc(scores, features.astype(dtype), labels)
     assert interval(recall_at_1, column, labels, resamples=9) == interval(
         recall_at_1, features.astype(dtype), labels, resamples=9
     )
@@ -202,6 +202,6 @@ def test_arguments_that_do_not_fit_are_errors():
     with pytest.raises(TableError, match=r"neighbour_matches: labels must be integers; got torch\.float64"):
         recall_at_1([[1.0], [2.0]], [0.0, 1.0])
     with pytest.raises(TableError, match="auroc needs columns of one length; scores has 3, positives has 2"):
-        r_auroc([[1.0], [2.0]], [0, 1], [1.0, 2.0, 3.0])
+        r_auroc([1.0, 2.0, 3.0], [[1.0], [2.0]], [0, 1])
     with pytest.raises(TableError, match="auroc needs positives and negatives; got all 2 rows with positives = 0"):
-        r_auroc([[1.0], [2.0]], [1, 1], [1.0, 2.0])
+        r_auroc([1.0, 2.0], [[1.0], [2.0]], [1, 1])

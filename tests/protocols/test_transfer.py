@@ -47,7 +47,7 @@ def test_values_are_those_of_the_metrics(result, scores, tables):
         assert result.recall_at_1[name].value == pytest.approx(metrics.recall_at_1(table.feature, table.label))
         assert 0.2 < result.recall_at_1[name].value < 0.95
         for score, fitted in (*scores.items(), ("entropy", Entropy())):
-            expected = metrics.interval(metrics.r_auroc, table.feature, table.label, fitted.score(table), **QUICK)
+            expected = metrics.interval(metrics.r_auroc, fitted.score(table), table.feature, table.label, **QUICK)
             assert result[score][name] == expected
     assert list(result.r_auroc) == ["max_probability", "neighbours", "entropy"]
     assert result.rows == {"cub200": 120, "mine": 90}

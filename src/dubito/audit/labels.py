@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from scipy.special import betaincinv
 from torch import Tensor
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, below, binomial_tail, listed, paired_gain, percent
@@ -34,6 +33,7 @@ from dubito.cache.labels import agreement, check_count, cross_fitted, exchanged,
 from dubito.choices import LabelSpace
 from dubito.data import Subset
 from dubito.errors import ImagesError, OwnLabelsWarning
+from dubito.metrics import proportion_bound
 from dubito.types import Classifier, Json
 
 NAMES = "class names that the model does not know"
@@ -166,7 +166,7 @@ def check_chance(predicted: _NUMBERS, labels: _NUMBERS, c: int) -> Outcome:
     if p < _ALPHA_CHANCE:
         return []
     accuracy = right / n
-    bound = float(betaincinv(right + 1, n - right, 1 - _ALPHA_CHANCE)) if right < n else 1.0
+    bound = proportion_bound(right, n, 1 - _ALPHA_CHANCE)
     if bound >= chance + (_NEAR if accuracy > chance else _HALF) * (1 - chance):
         figures = f"an accuracy of {percent(accuracy)} from chance, {percent(chance)}"
         return NotChecked(f"{n} images are too few to distinguish {figures}")

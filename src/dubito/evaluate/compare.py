@@ -17,7 +17,6 @@ from textwrap import shorten
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, final
 
-import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -34,8 +33,8 @@ from dubito.evaluate.evaluate import (
     errors_at_coverage,
     has_both,
 )
-from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
-from dubito.metrics.bootstrap import percentiles
+from dubito.metrics import GapToBest, RankedScore, aurc, auroc, join_ood, rank_scores, wrong_predictions
+from dubito.metrics.bootstrap import FEWEST
 from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
 from dubito.scores.available import AvailableScores, available_scores, why_not_comparable
@@ -46,9 +45,6 @@ from dubito.validate import check_bootstrap, check_choice, check_rows, check_sam
 
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
-FEWEST = 10
-"""Images of the rarer class (wrong or right, OOD or in-distribution) below which every gap may be zero. A bootstrap of
-two of them called the best of eight equal scores better than another one in 28 of 100 trials, where 5 were allowed."""
 _RARE = 30
 _ONE_PASS = {"logit", "feature"}
 """Columns that a single pass of the model writes."""
@@ -86,7 +82,8 @@ def compare(
         ood: Out-of-distribution images: one table, or several by name.
         train: Other in-distribution images, for scores that learn. Without it they are left out.
         scores: Fitted scores by name or in a list, or names of scores that do not learn. Default: every registered
-            score that the columns allow, and a head from the shelf if one was trained for this very model.
+            score that the columns allow, and the head that ships for this very model, if there is one. Heads of your
+            own are compared if you pass them.
         confidence: Probability that the true best is among the scores whose gap to the best may be zero.
         resamples: Number of resamples of the paired bootstrap.
         seed: Seed of the bootstrap.
@@ -114,10 +111,12 @@ def compare(
         wrong = wrong_predictions(table, by="compare")
         result.errors_at_coverage = {name: errors_at_coverage(of[None], wrong) for name, of in u.items()}
     for metric, about, values, positives in _questions(result.remarks, table, u, ood_tables):
-        ranked = _ranked(metric, values, positives, confidence=confidence, resamples=resamples, seed=seed)
+        options: Any = {"confidence": confidence, "resamples": resamples, "seed": seed, "by": "compare"}
+        ranked = rank_scores(aurc if metric == "aurc" else auroc, values, positives, **options)
         result.questions.append(Question(metric, about, len(positives), int(positives.sum()), ranked))
     if not result.questions:
         raise TableError(f"compare: {' '.join(result.remarks)}")
+    result.remarks += chosen.remarks
     for name, score in chosen.scores.items():
         if isinstance(score, UncertaintyHead):  # whether it learned from the very images here, only the user knows
             corpus = str(score.trained_.get("corpus") or "images that it does not name")
@@ -126,20 +125,6 @@ def compare(
                 f"among them, it looks better than it is."
             )
     return result
-
-
-class RankedScore(NamedTuple):
-    """One score on one question.
-
-    Attributes:
-        rank: 1 for the best on these images.
-        value: The metric, with an interval of its own.
-        gap_to_best: How much worse it is than the best, with an interval that accounts for all comparisons.
-    """
-
-    rank: int
-    value: Interval
-    gap_to_best: GapToBest
 
 
 class Cost(NamedTuple):
@@ -423,24 +408,6 @@ def _questions(
         by_score = {name: join_ood(of[None], of[other]) for name, of in u.items()}
         is_ood = next(flags for _, flags in by_score.values())
         yield "ood_auroc", other, {name: scores for name, (scores, _) in by_score.items()}, is_ood
-
-
-def _ranked(
-    name: str, values: dict[str, Tensor], positives: Bool[Tensor, "n"], *, confidence: float, resamples: int, seed: int
-) -> dict[str, RankedScore]:
-    """By name, the best first."""
-    metric, sign = (aurc, -1.0) if name == "aurc" else (auroc, 1.0)
-    draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
-    exact = np.array([metric(one, positives) for one in values.values()])
-    gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)
-    if min(positives.sum(), (~positives).sum()) < FEWEST:
-        gaps = [gap._replace(low=min(gap.low, 0.0)) for gap in gaps]
-    low, high = percentiles(draws, confidence)
-    names = list(values)
-    return {
-        names[i]: RankedScore(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), gaps[i])
-        for rank, i in enumerate(np.argsort(-sign * exact, kind="stable").tolist(), start=1)
-    }
 
 
 def _listed(names: Sequence[str], most: int = _NAMES) -> str:

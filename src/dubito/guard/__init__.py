@@ -2,7 +2,7 @@
 
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.guard import Guard
-from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_bound, risk_threshold, share_threshold
+from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Threshold",
     "Verdict",
     "needed",
-    "risk_bound",
     "risk_threshold",
     "share_threshold",
 ]

@@ -39,9 +39,10 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
-from scipy.stats import beta, binom
+from scipy.stats import binom
 
 from dubito.errors import GuardError, ValueRangeError
+from dubito.metrics import proportion_bound
 from dubito.validate import check_number
 
 GuaranteeKind = Literal["risk", "coverage", "false_alarms"]
@@ -140,15 +141,6 @@ def needed(level: float, confidence: float) -> int:
     (59, 299)
     """
     return math.ceil(math.log(1 - confidence) / math.log(1 - level) - 1e-9)
-
-
-def risk_bound(errors: int, accepted: int, confidence: float) -> float:
-    """The upper end of the error rate by Clopper and Pearson, one-sided.
-
-    >>> round(risk_bound(0, 59, 0.95), 4)  # (1 - r)^59 = 0.05
-    0.0495
-    """
-    return 1.0 if errors >= accepted else float(beta.ppf(confidence, errors + 1, accepted - errors))
 
 
 def risk_threshold(
@@ -319,7 +311,7 @@ def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, lev
         repair = "Pass more labelled images, or choose a larger risk."
     else:
         repair = "More images of this kind will not help: choose a larger risk, or pass a score that finds errors."
-    shown = risk_bound(errors, accepted, 1 - level)  # at the level of that very test
+    shown = proportion_bound(errors, accepted, 1 - level)  # at the level of that very test
     bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
     return (
         f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "

@@ -8,6 +8,7 @@ from dubito.metrics.bootstrap import (
     GapToBest,
     Interval,
     MedianSpread,
+    RankedScore,
     balanced_auroc,
     gap_to_best,
     interval,
@@ -15,6 +16,9 @@ from dubito.metrics.bootstrap import (
     median_spread,
     paired_draws,
     paired_errors,
+    proportion,
+    proportion_bound,
+    rank_scores,
 )
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import (
@@ -62,6 +66,7 @@ __all__ = [
     "Interval",
     "MedianSpread",
     "MemberStream",
+    "RankedScore",
     "RiskCoverage",
     "VarianceStream",
     "acceptance_curve",
@@ -97,7 +102,10 @@ __all__ = [
     "paired_draws",
     "paired_errors",
     "partitioned",
+    "proportion",
+    "proportion_bound",
     "r_auroc",
+    "rank_scores",
     "recall_at_1",
     "risk_coverage",
     "spearman",

@@ -31,7 +31,7 @@ def numbers(values: Array, what: str) -> Float64[np.ndarray, "n"]:
 def flags(values: Array, what: str) -> Bool[np.ndarray, "n"]:
     """One boolean per row, from booleans or from zeros and ones."""
     column = _one_axis(values, what)
-    odd = (column != 0) & (column != 1)
+    odd = ~_are_flags(column)
     if odd.any():
         row = int(odd.nonzero()[0, 0])
         raise ValueRangeError(
@@ -54,6 +54,25 @@ def same_length(what: str, **rows: int) -> None:
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"{name} has {n}" for name, n in rows.items())
         raise TableError(f"{what} needs columns of one length; {lengths}. Pass one row per image in each.")
+
+
+def check_order(what: str, **arguments: Array) -> None:
+    """TableError where two arguments, by name, look swapped: zeros and ones as whole numbers or booleans come first.
+
+    Scores that are meant to be whole numbers pass as floats.
+    """
+    (first, scores), (second, truth) = ((name, to_tensor(one, f"{what}: {name}")) for name, one in arguments.items())
+    if scores.is_floating_point() or not truth.is_floating_point():
+        return
+    if _are_flags(scores).all() and not _are_flags(truth).all():
+        raise TableError(
+            f"{what} takes {first} first and {second} second; these look swapped: {first} are {scores.dtype} with "
+            f"zeros and ones only, {second} are {truth.dtype}. Swap them, or pass {first} as floats if they are meant."
+        )
+
+
+def _are_flags(column: Shaped[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    return (column == 0) | (column == 1)
 
 
 def _one_axis(values: Array, what: str) -> Shaped[Tensor, "n"]:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dubito.errors import ValueRangeError
-from dubito.metrics._arrays import Array, flags, in_expected_order, numbers, same_length, sum_below
+from dubito.metrics._arrays import Array, check_order, flags, in_expected_order, numbers, same_length, sum_below
 from dubito.validate import check_choice, check_number
 
 _USUAL = "Ten to fifteen are usual."
@@ -69,6 +69,7 @@ def bucket_calibration_error(scores: Array, confidence: Array, correct: Array, *
 
 
 def _gap(confidence: Array, correct: Array, by: str) -> Float64[np.ndarray, "n"]:
+    check_order(by, confidence=confidence, correct=correct)
     q, right = numbers(confidence, f"{by}: confidence"), flags(correct, f"{by}: correct")
     same_length(by, confidence=len(q), correct=len(right))
     if q.min() < 0 or q.max() > 1:

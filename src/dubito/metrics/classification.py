@@ -120,6 +120,8 @@ def labelled_logits(
 def _each_row(by: str, per_row: Callable[..., Tensor], logits: Array, *labels: Array) -> Shaped[Tensor, "n"]:
     """A function of float64 logits, and of labels if there are any, in blocks: a copy of all would fill the memory."""
     z = to_tensor(logits, f"{by}: logits")
+    if z.ndim == 1 and any(to_tensor(one, f"{by}: labels").ndim == 2 for one in labels):
+        raise TableError(f"{by} takes logits first and labels second; these look swapped. Swap them.")
     if z.ndim != 2 or 0 in z.shape:
         raise TableError(
             f"{by}: logits must have the axes (n, c), neither of them empty; got shape {tuple(z.shape)}. "

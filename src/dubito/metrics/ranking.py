@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.metrics._arrays import Array, flags, numbers, same_length, tie_groups
+from dubito.metrics._arrays import Array, check_order, flags, numbers, same_length, tie_groups
 from dubito.validate import check_number
 
 
@@ -127,6 +127,7 @@ def _ratio(part: Shaped[np.ndarray, "..."], whole: Shaped[np.ndarray, "..."]) ->
 
 def _counts(scores: Array, positives: Array, by: str) -> tuple[Int64[np.ndarray, "1 g"], Int64[np.ndarray, "1 g"]]:
     """Positives and negatives at each distinct score, from the highest on."""
+    check_order(by, scores=scores, positives=positives)
     s, y = numbers(scores, f"{by}: scores"), flags(positives, f"{by}: positives")
     same_length(by, scores=len(s), positives=len(y))
     if y.all() or not y.any():

@@ -24,7 +24,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
-from dubito.metrics._arrays import Array, in_expected_order, numbers, same_length, sum_below
+from dubito.metrics._arrays import Array, check_order, in_expected_order, numbers, same_length, sum_below
 
 DECILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -116,6 +116,7 @@ def acceptance_curve(scores: Array, values: Array, quantiles: Sequence[float] = 
 
 
 def _by_certainty(scores: Array, values: Array, by: str, name: str) -> Float64[np.ndarray, "n"]:
+    check_order(by, **{"scores": scores, name: values})
     u, v = numbers(scores, f"{by}: scores"), numbers(values, f"{by}: {name}")
     same_length(by, **{"scores": len(u), name: len(v)})
     return in_expected_order(u, v)

@@ -65,12 +65,14 @@ def recall_at_1(features: Array | Column, labels: Array) -> float:
     return float(neighbour_matches(features, labels).double().mean())
 
 
-def r_auroc(features: Array | Column, labels: Array, scores: Array) -> float:
+def r_auroc(scores: Array, features: Array | Column, labels: Array) -> float:
     """The AUROC of the scores against "the nearest other row has another label".
 
-    >>> r_auroc([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], [7, 7, 8], [0.1, 0.2, 0.9])
+    >>> r_auroc([0.1, 0.2, 0.9], [[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], [7, 7, 8])
     1.0
     """
+    if to_tensor(scores, "r_auroc: scores").ndim == 2:
+        raise TableError("r_auroc takes scores first, then features and labels; these look swapped. Swap them.")
     return auroc(scores, ~neighbour_matches(features, labels))
 
 
