@@ -40,6 +40,18 @@ class First(Score):
         return batch.logit[:, 0]
 
 
+@dataclass
+class Squared(Score):
+    """Overflows where logits are large."""
+
+    name = "squared"
+    kind = "total"
+    needs = ("logit",)
+
+    def score_batch(self, batch: Table) -> torch.Tensor:
+        return batch.logit[:, 0].square()
+
+
 TABLE = Table(feature=[[0.0, 0.0], [2.0, 0.0]], label=[0, 1], name="cache/train")
 
 
@@ -105,13 +117,23 @@ def test_a_path_in_place_of_a_table_is_refused():
 
 
 def test_scores_that_are_not_finite_are_errors():
-    table = Table(logit=[[1.0], [float("inf")], [float("nan")], [-float("inf")]], name="cache/test")
+    table = Table(logit=[[1e300], [3.0], [1e300]], name="cache/test")
     with pytest.raises(ValueRangeError) as error:
-        First().score(table)
+        Squared().score(table)
     assert str(error.value) == (
-        "first.score of cache/test: 3 of 4 values are NaN or infinite, the first at position 1. "
+        "squared.score of cache/test: 2 of 3 values are NaN or infinite, the first at position 0. "
         "Uncertainties must be finite: check the logits or features of that row."
     )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_columns_that_are_not_finite_do_not_reach_a_score(bad):
+    logit = torch.zeros(5000, 1)
+    logit[4321] = bad  # not in the first batch
+    with pytest.raises(
+        ValueRangeError, match=rf"^first\.score: column 'logit' must be finite; row 4321 .* holds {bad}\."
+    ):
+        First().score(Table(logit=logit))
 
 
 def test_finite_returns_what_it_was_given():

@@ -6,7 +6,7 @@ Higher is always more uncertain. A probe needs model and images and writes named
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -220,7 +220,8 @@ class Score(ABC):
         self.check_columns(table)
         self.check_fitted()
         self.check_provenance(table)
-        parts = [self.score_batch(batch).double() for batch in self.batches(table)]
+        batches = finite_batches(self.batches(table), table.name, by=f"{self.name}.score")
+        parts = [self.score_batch(batch).double() for batch in batches]
         u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return finite(u, f"{self.name}.score of {table.name}")
 
@@ -274,6 +275,35 @@ TaskLoss = Callable[[Tensor, Tensor], Tensor]
 def depth_weight(place: int, of: int, beta: float) -> float:
     """exp(beta ((place + 1) / of - 1)): the weight of a layer by its depth, 1 for the last one; place counts from 0."""
     return math.exp(beta * ((place + 1) / of - 1))
+
+
+def finite_batches(batches: Iterable[Table], name: str, *, by: str) -> Iterator[Table]:
+    """The batches of a table of that name, unchanged; ValueRangeError for the first NaN or infinity in any column.
+
+    Every column that a score reads passes here: a logit of minus infinity would give a rank to an impossible class.
+    """
+    start = 0
+    for batch in batches:
+        for column in batch.columns:
+            check_finite(batch.whole(column), column, range(start, start + len(batch)), name, by=by)
+        start += len(batch)
+        yield batch
+
+
+def check_finite(values: Shaped[Tensor, "n ..."], column: str, rows: Sequence[int], name: str, *, by: str) -> None:
+    """Raise ValueRangeError for NaN and infinity in these rows of a column of the table of that name."""
+    # NaN and infinity reach the sum, which is much cheaper than the check.
+    if not values.is_floating_point() or bool(values.sum().isfinite()):
+        return
+    bad = ~values.flatten(1).isfinite() if values.dim() > 1 else ~values[:, None].isfinite()
+    if bool(bad.any()):
+        row, place = bad.nonzero()[0].tolist()
+        value = float(values[row].flatten()[place])
+        masked = value == -math.inf and column.endswith("logit")
+        repair = "Give an impossible class a large negative logit, such as -1e4." if masked else "Look at that image."
+        raise ValueRangeError(
+            f"{by}: column '{column}' must be finite; row {int(rows[row])} of {name} holds {value}. {repair}"
+        )
 
 
 def finite(

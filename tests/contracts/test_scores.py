@@ -267,7 +267,7 @@ def test_what_learns_nothing_needs_no_fit(name):
     assert torch.equal(make_score(name).score(data(10)), make_score(name).fit(data(400)).score(data(10)))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_values_without_meaning_are_errors(fitted, bad):
     table = data(10, seed=1)
     for column in fitted.needs:

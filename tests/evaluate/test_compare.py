@@ -176,13 +176,13 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
     result = compare(table.extended(feature=feature), train=train, resamples=20)
     assert "entropy" in result.costs
     assert "neighbours" not in result.costs
-    assert "features must be finite; feature 0 of row 3 of set 0 is nan" in result.left_out["neighbours"]
+    assert "column 'feature' must be finite; row 3 of set 0 holds nan" in result.left_out["neighbours"]
     odd = images(60, 2)
     odd.feature[3] = float("nan")
     ood = compare(table, {"odd": odd}, train=train, resamples=20)
     assert "neighbours" in ood.left_out
     requested = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
-    with pytest.raises(ValueRangeError, match="features must be finite"):
+    with pytest.raises(ValueRangeError, match="column 'feature' must be finite"):
         compare(table.extended(feature=feature), scores=requested, resamples=20)
 
 

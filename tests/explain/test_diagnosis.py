@@ -402,11 +402,8 @@ def test_paths_are_refused(arguments, what):
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        ("feature", "density.score: features must be finite; feature 1 of row 3 of table in memory is nan"),
-        (
-            "logit",
-            "max_probability.score of table in memory: 1 of 12 values are NaN or infinite, the first at position 3",
-        ),
+        ("feature", "density.score: column 'feature' must be finite; row 3 of table in memory holds nan"),
+        ("logit", "max_probability.score: column 'logit' must be finite; row 3 of table in memory holds nan"),
     ],
 )
 def test_nan_is_an_error(column, text):

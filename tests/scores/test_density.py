@@ -168,7 +168,7 @@ def test_features_without_meaning(bad):
     train = data()
     broken = train.feature.clone()
     broken[7, 2] = bad
-    message = f"features must be finite; feature 2 of row 7 of table in memory is {bad}. Look at that image's feature."
+    message = f"column 'feature' must be finite; row 7 of table in memory holds {bad}. Look at that image."
     with pytest.raises(ValueRangeError) as error:
         Density(neurons=2).fit(train.extended(feature=broken))
     assert str(error.value) == f"density.fit: {message}"
@@ -184,7 +184,7 @@ def test_a_bad_row_is_named_by_its_place_in_the_table(score):
     broken[4321, 2] = torch.nan  # in the third block
     score.fit(train.extended(logit=2 * train.feature))
     table = train.extended(feature=broken, logit=2 * train.feature)
-    message = r"features must be finite; feature 2 of row 4321 of many is nan\. Look at that image's feature\."
+    message = r"column 'feature' must be finite; row 4321 of many holds nan\. Look at that image\."
     with pytest.raises(ValueRangeError, match=rf"^{score.name}\.score: {message}$"):
         score.score(table)
     with pytest.raises(ValueRangeError, match=rf"^{score.name}\.fit: {message}$"):

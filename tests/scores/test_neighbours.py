@@ -131,7 +131,7 @@ def test_features_without_a_direction(bad):
     with pytest.raises(ValueRangeError, match=rf"neighbours\.fit: {message}"):
         Neighbours(k=1).fit(Table(feature=broken))
     if bad != 0:
-        message = rf"features must be finite; feature 0 of row 4 of table in memory is {bad}\. Look at"
+        message = rf"column 'feature' must be finite; row 4 of table in memory holds {bad}\. Look at that image"
     with pytest.raises(ValueRangeError, match=rf"neighbours\.score: {message}"):
         Neighbours(k=1).fit(Table(feature=features(6))).score(Table(feature=broken))
 

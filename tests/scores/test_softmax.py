@@ -148,9 +148,18 @@ def test_infinite_and_undefined_logits_are_errors():
     with pytest.raises(DubitoError) as error:
         Entropy().score(table)
     assert str(error.value) == (
-        "entropy.score of table in memory: 2 of 3 values are NaN or infinite, the first at position 1. "
-        "Uncertainties must be finite: check the logits or features of that row."
+        "entropy.score: column 'logit' must be finite; row 1 of table in memory holds nan. Look at that image."
     )
+
+
+@pytest.mark.parametrize("name", ["max_probability", "entropy", "margin", "max_logit", "energy"])
+def test_a_class_that_is_masked_with_minus_infinity_needs_a_large_negative_logit(name):
+    table = Table(logit=[[0.0, 1.0, 2.0], [0.0, 1.0, float("-inf")]])
+    repair = r"row 1 of .* holds -inf\. Give an impossible class a large negative logit, such as -1e4\."
+    with pytest.raises(ValueRangeError, match=rf"{name}\.score: column 'logit' must be finite; {repair}"):
+        make_score(name).score(table)
+    large = make_score(name).score(Table(logit=[[0.0, 1.0, -1e4]]))
+    assert torch.equal(large, make_score(name).score(Table(logit=[[0.0, 1.0]])))
 
 
 @pytest.mark.parametrize("function", [max_probability, entropy, margin])

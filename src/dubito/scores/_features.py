@@ -1,22 +1,18 @@
 """Features of a table, checked and by class, batch by batch: what scores of features read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.table import Table
-from dubito.types import Score
+from dubito.types import Score, finite_batches
 
 
 class ScoreOfFeatures(Score):
-    """A score that reads one column of features, which must be finite and as wide as in fit."""
-
-    def batches(self, table: Table) -> Iterator[Table]:
-        """Rows of the features; ValueRangeError names the row where one is not finite."""
-        return finite_batches(table, self.needs[0], by=f"{self.name}.score")
+    """A score that reads one column of features, which must be as wide as in fit."""
 
     def check_width(self, batch: Table, width: int) -> None:
         """Raise TableError for features of another width than those that were learned from."""
@@ -25,26 +21,6 @@ class ScoreOfFeatures(Score):
                 f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
-
-
-def finite_batches(table: Table, column: str, *more: str, by: str) -> Iterator[Table]:
-    """Batches of a table; ValueRangeError names the row whose features, in `column`, are not finite."""
-    start = 0
-    for batch in table.batches(column, *more):
-        check_finite(batch.whole(column), range(start, start + len(batch)), table.name, by=by)
-        start += len(batch)
-        yield batch
-
-
-def check_finite(feature: Float[Tensor, "n d"], rows: Sequence[int], name: str, *, by: str) -> None:
-    """Raise ValueRangeError for NaN and infinity in these rows of the table of that name."""
-    bad = ~torch.isfinite(feature)
-    if bool(bad.any()):
-        row, column = bad.nonzero()[0].tolist()
-        raise ValueRangeError(
-            f"{by}: features must be finite; feature {column} of row {int(rows[row])} of {name} is "
-            f"{float(feature[row, column])}. Look at that image's feature."
-        )
 
 
 def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
@@ -61,7 +37,7 @@ def labelled(
     table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor] = Tensor.double, *, by: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Prepared features (n, d), and where each row's label stands among the classes (n)."""
-    for batch in finite_batches(table, "feature", "label", by=by):
+    for batch in finite_batches(table.batches("feature", "label"), table.name, by=by):
         yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
 
 

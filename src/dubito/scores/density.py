@@ -31,17 +31,10 @@ from torch import Tensor
 
 from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.scores._features import (
-    ScoreOfFeatures,
-    check_finite,
-    classes_of,
-    finite_batches,
-    labelled,
-    means_of_classes,
-)
+from dubito.scores._features import ScoreOfFeatures, classes_of, labelled, means_of_classes
 from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, squared_distances
 from dubito.table import Table
-from dubito.types import Score
+from dubito.types import Score, check_finite, finite_batches
 from dubito.validate import check_choice, check_number
 
 if TYPE_CHECKING:
@@ -259,7 +252,8 @@ class Density(ScoreOfFeatures):
 
     def _free(self, table: Table, k: int) -> Mixture:
         centres = kmeans(self._sample(table, k), k, self.seed)
-        blocks = (self._prepared(batch.feature, "fit") for batch in finite_batches(table, "feature", by="density.fit"))
+        batches = finite_batches(table.batches("feature"), table.name, by="density.fit")
+        blocks = (self._prepared(batch.feature, "fit") for batch in batches)
         pairs = ((z, squared_distances(z, centres).argmin(1)) for z in blocks)
         return maximise(pairs, centres, self.covariance, self.regularisation)
 
@@ -272,7 +266,7 @@ class Density(ScoreOfFeatures):
         parts = []
         for rows in torch.split(draw, _AT_ONCE):
             feature = table.select("feature").rows(rows).feature
-            check_finite(feature, rows.tolist(), table.name, by="density.fit")
+            check_finite(feature, "feature", rows.tolist(), table.name, by="density.fit")
             parts.append(self._prepared(feature, "fit").float())
         return torch.cat(parts)
 

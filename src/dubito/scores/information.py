@@ -29,7 +29,7 @@ from dubito.metrics.information import entropy_of, log_size
 from dubito.metrics.streaming import SUMMARY, MemberStream, VarianceStream
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
-from dubito.types import Score, finite
+from dubito.types import Score, finite_batches
 from dubito.validate import check_choice
 
 _BYTES = 1 << 26
@@ -276,9 +276,7 @@ def member_batches(table: Table, column: str, *more: str, by: str) -> Iterator[T
     m, c = tail if len(tail) == 2 else (1, 1)
     # Four bytes per logit; for every class, the sums that a stream keeps and what it needs to add to them.
     size = _BYTES // (c * (4 * m + 64)) if m * c else _ROWS
-    for batch in table.batches(column, *more, size=max(1, min(_ROWS, size))):
-        finite(batch.whole(column), f"{by}: column '{column}' of {table.name}")
-        yield batch
+    yield from finite_batches(table.batches(column, *more, size=max(1, min(_ROWS, size))), table.name, by=by)
 
 
 def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterator[Float[Tensor, "n b c"]]:

@@ -29,7 +29,7 @@ from dubito.choices import ClassWeighting
 from dubito.scores.gradient import Layers, ScoreOfLayers, check_layers
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
-from dubito.types import Score, finite
+from dubito.types import Score
 from dubito.validate import check_choice
 
 _LAST_LAYER: tuple[str, ...] = ("feature", "logit")
@@ -97,8 +97,7 @@ class LastLayerGradient(Score):
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """In closed form."""
-        feature, logit = _finite_columns(self, batch)
-        return last_layer_gradient(feature, logit, self.weighting, bias=self.bias)
+        return last_layer_gradient(batch.feature, batch.logit, self.weighting, bias=self.bias)
 
 
 @final
@@ -132,8 +131,7 @@ class GradNorm(ScoreOfLayers):
         """Minus the norm."""
         if self.of is not None:
             return -super().score_batch(batch)
-        feature, logit = _finite_columns(self, batch)
-        return -grad_norm(feature, logit, bias=self.bias)
+        return -grad_norm(batch.feature, batch.logit, bias=self.bias)
 
 
 def _probabilities(logits: Float[Tensor, "n c"], by: str) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:
@@ -152,9 +150,3 @@ def _top_and_rest(p: Float64[Tensor, "n c"]) -> tuple[Tensor, Float64[Tensor, "n
 def _norm(feature: Float[Tensor, "n d"], order: int, *, bias: bool) -> Float64[Tensor, "n"]:
     """||z||_1 or ||z||_2^2, and one more for the bias, whose input is always 1."""
     return feature.double().abs().pow(order).sum(-1) + float(bias)
-
-
-def _finite_columns(score: Score, batch: Table) -> tuple[Tensor, Tensor]:
-    """Feature and logit; a logit of minus infinity would pass for a class that is impossible."""
-    columns = [finite(batch.whole(key), f"{score.name}.score: column '{key}' of {batch.name}") for key in score.needs]
-    return columns[0], columns[1]

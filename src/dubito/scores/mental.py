@@ -21,9 +21,9 @@ from torch import Tensor
 from dubito.cache.disk import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
-from dubito.scores._features import ScoreOfFeatures, finite_batches
+from dubito.scores._features import ScoreOfFeatures
 from dubito.table import Table
-from dubito.types import Classifier, finite
+from dubito.types import Classifier, finite_batches
 from dubito.validate import check_rows
 
 
@@ -77,8 +77,8 @@ class MentalModel(ScoreOfFeatures):
         check_rows(table, by="mental.fit")
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in finite_batches(table, "feature", "logit", by="mental.fit"):
-                yield batch.feature.double(), finite(batch.logit, f"mental.fit: logits of {table.name}").double()
+            for batch in finite_batches(table.batches("feature", "logit"), table.name, by="mental.fit"):
+                yield batch.feature.double(), batch.logit.double()
 
         layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
         if layer.missed is None:

@@ -39,13 +39,13 @@ from dubito.choices import ClassWeighting, Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors, wrong_predictions
 from dubito.result import Result
-from dubito.scores._features import classes_of, finite_batches
+from dubito.scores._features import classes_of
 from dubito.scores.density import Density, class_count, in_space, reads
 from dubito.scores.gaussians import Mixture
 from dubito.scores.gradient import REGrad
 from dubito.table import Table, recorded_settings
 from dubito.table.views import Computed
-from dubito.types import Score
+from dubito.types import Score, finite_batches
 from dubito.validate import check_bootstrap, check_number, check_rows, check_same_model
 
 GRID: dict[str, Sequence[Any]] = {
@@ -136,7 +136,7 @@ def log_likelihood(density: Density, rest: Density, table: Table) -> float:
     left_out[density.neurons_] = False
     independent = Mixture("diagonal", rest.weights_, rest.means_[:, left_out], rest.factors_[:, left_out])
     total = 0.0
-    for batch in finite_batches(table, "feature", by="density.tune"):
+    for batch in finite_batches(table.batches("feature"), table.name, by="density.tune"):
         z = in_space(batch.feature, density.space, density.offset, "density.tune")
         total += float(density.mixture.log_density(z[:, density.neurons_]).sum())
         total += float(independent.log_density(z[:, left_out]).sum())
@@ -199,7 +199,7 @@ def _varying(table: Table) -> Bool[Tensor, "d"]:
     """Which features are not the same in all rows."""
     first = table.rows(slice(0, 1)).feature[0]
     varying = torch.zeros(len(first), dtype=torch.bool)
-    for batch in finite_batches(table, "feature", by="density.tune"):
+    for batch in finite_batches(table.batches("feature"), table.name, by="density.tune"):
         varying |= (batch.feature != first).any(0)
     if not bool(varying.any()):
         raise TableError(f"density.tune: all features of {table.name} are constant. Fit on different images.")
