@@ -151,7 +151,7 @@ def test_an_index_is_not_built_among_photographs(run: Run, cache: Path, tmp_path
 def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: Path) -> None:
     answer = run("search", "build", cache, "--to", tmp_path / "index", "--approximate", "HNSW8")
     assert answer.code == 0, answer.err
-    assert "uncertainty by max_probability: there is no head for this model" in answer.err
+    assert "uncertainty by max_probability. Choose another with --score or --head" in answer.err
     assert "12, of which 11 are searched" in answer.out
     assert "HNSW8, recall 1.000 of ten neighbours" in answer.out
     args = run("search", "query", tmp_path / "index", cache, "-k", 1)

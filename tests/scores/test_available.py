@@ -37,7 +37,7 @@ def test_all_that_the_columns_allow_and_reasons_for_the_others():
     assert set(result.unfitted) == LEARNED
     assert result.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
     assert {"regrad", "mutual_information", "perturbation_variance"} <= set(result.not_extracted)
-    assert result.left_out["head"].startswith("no head here was trained for the model")
+    assert result.left_out["head"].startswith("no head ships for the model of the table")
     assert not result.fit_seconds
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".csv", ".npz")
 _HEAD = "head"
+_OTHERS = {"density": "--score density, with --set density.covariance=full or the like", _HEAD: "--head NAME"}
+"""By the score of a remark: how to choose another one."""
 _SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Pass other images of the same kind."
 
 
@@ -74,7 +76,7 @@ class ScoreOptions:
             warn_shared(table, learned, by="scores that learn", what="train", harm=_SELF)
         loaded = _load_scores(self.load) if self.load else {}
         # A head is trained by `dubito train`, never implicitly; one that is named by --head stands for the name.
-        chosen = AvailableScores(_open_heads(self.head, table))
+        chosen = AvailableScores(_open_heads(screen, self.head, table))
         wanted = [name for name in dict.fromkeys(self.score or loaded) if not (self.head and name == _HEAD)]
         values = _values(self.settings, [name for name in wanted or SCORES if name not in loaded])
         for name in wanted:
@@ -91,7 +93,7 @@ class ScoreOptions:
                     raise
                 chosen.left_out[name] = str(error)
         if not self.score and not loaded:
-            every = available_scores(table, learned, settings=values, head=False)
+            every = available_scores(table, learned, settings=values, head=not self.head)
             chosen = replace(every, scores=chosen.scores | every.scores)
         _note(screen, chosen)
         if not chosen.scores:
@@ -259,9 +261,11 @@ def _note(screen: Screen, chosen: "AvailableScores") -> None:
         screen.note(f"left out: {names}, which learn first. Pass in-distribution images: --learn-from CACHE.")
     for name, reason in chosen.left_out.items():
         if name not in chosen.unfitted and name not in chosen.not_extracted:
-            screen.note(f"left out: {reason if reason.startswith(name.partition(':')[0]) else f'{name}: {reason}'}")
+            repair = ". Name it with --head" if name == _HEAD else ""
+            shown = reason if reason.startswith(name.partition(":")[0]) else f"{name}: {reason}"
+            screen.note(f"left out: {shown}{repair}")
     for remark in chosen.remarks:
-        screen.note(f"{remark} For another one: --score density, with --set density.covariance=full or the like.")
+        screen.note(f"{remark} For another one: {_OTHERS[remark.partition(':')[0]]}.")
 
 
 def _load_scores(folder: Path) -> dict[str, "Score"]:
@@ -274,7 +278,7 @@ def _load_scores(folder: Path) -> dict[str, "Score"]:
     return {score.name if times[score.name] == 1 else name: score for name, score in scores.items()}
 
 
-def _open_heads(values: Sequence[str], table: "dubito.Table") -> dict[str, "Score"]:
+def _open_heads(screen: Screen, values: Sequence[str], table: "dubito.Table") -> dict[str, "Score"]:
     """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
     from dubito.heads.shelf import entry_for
 
@@ -287,6 +291,8 @@ def _open_heads(values: Sequence[str], table: "dubito.Table") -> dict[str, "Scor
                 f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
                 f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
             )
+        if entry is not None:
+            screen.note(f"--head auto: {entry.name}, trained on: {entry.about}.")
         head = dubito.UncertaintyHead.from_pretrained(str(entry.path) if entry else value)
         head.check_columns(table)
         heads[f"{_HEAD}:{name}"] = head

@@ -53,9 +53,10 @@ def build(
             )
     with screen.waiting("scoring and building"):
         if score.score is None and score.head is None:
-            head = entry_for(table.provenance)
-            score = replace(score, head="auto") if head else replace(score, score="max_probability")
-            name = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
+            # Of heads, only one that ships: what lies on the user's shelf changes no result until it is named.
+            head = entry_for(table.provenance, shipped_only=True)
+            score = replace(score, head=str(head.path)) if head else replace(score, score="max_probability")
+            name = f"the head '{head.name}', which ships for this model" if head else "max_probability"
             screen.note(f"uncertainty by {name}. Choose another with --score or --head.")
         chosen: Any = score.ready(screen, table)
         index = SafeIndex.build(table, chosen, quantile=quantile, clean=clean, per_class=per_class)

@@ -75,7 +75,7 @@ def train(
     )
     seconds, head = time.perf_counter() - start, f"{name}/seed-{training.head.seed}"
     called = {"caches": list(map(str, caches)), "to": str(place), "recipe": recipe.to_json(), "head": head}
-    screen.show(_summary(training, len(table), seconds, called))
+    screen.show(_summary(training, len(table), seconds, called), *training.findings())
 
 
 def _summary(training: "Training", rows: int, seconds: float, called: dict[str, Any]) -> CommandResult:
@@ -98,7 +98,7 @@ def _summary(training: "Training", rows: int, seconds: float, called: dict[str, 
         "table_rows": rows,
         "model": model,
         "seeds": [{"seed": head.seed, "folder": str(folder), **history[-1]} for head, folder, history in ends],
-        "summary": training.to_dict()["summary"],
+        **{key: training.to_dict()[key] for key in ("summary", "beside")},
         "rows": trained["table_rows"],
         "rows_seen": trained["rows_seen"],
         "steps": trained["steps"],

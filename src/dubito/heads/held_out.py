@@ -3,11 +3,15 @@
     R-AUROC   AUROC of u against "the nearest other image has another label"       needs feature, label
     order     share of pairs of images whose u has the order of their losses        needs feature and the losses
 
+At the end, the head is compared with what every classifier has for free, max_probability and entropy, on the same rows
+(`beside_softmax`): by R-AUROC, and by error AUROC, AUROC of u against "the prediction is wrong".
+
 Neighbours are searched once; a measurement is then one pass of the head. Of several augmented epochs, one row per image
 is used: two crops of one image would be each other's neighbours.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -19,14 +23,17 @@ from torch import Tensor
 from dubito.errors import DubitoError, TableError
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, target_column
-from dubito.metrics import auroc, neighbour_matches
+from dubito.metrics import RankedScore, auroc, confidence, correct, neighbour_matches, rank_scores
+from dubito.metrics.information import entropy_of
 from dubito.storage import tensors_digest
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 from dubito.types import Json
-from dubito.validate import check_number
+from dubito.validate import check_number, has_model_labels
 
 _MOST = 10_000
+_FEWEST = 10
+"""Images of the rarer class below which scores are not compared: there, chance decides."""
 
 
 @final
@@ -48,14 +55,12 @@ class HeldOut:
     def of(cls, table: Table, recipe: Recipe) -> "HeldOut":
         """At most 10,000 rows of a table, one per image."""
         table.require("feature", by="held_out")
-        # One row per image: the first.
-        chosen = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
+        chosen = _one_per_image(table)
         if len(chosen) < 2:
             raise TableError(
                 f"held_out: an order needs at least two images; {table.name} holds {len(chosen)} out. Hold out "
                 f"more of them (a larger share, another table), or train without held_out."
             )
-        chosen = chosen[:: -(-len(chosen) // _MOST)]
         names = [name for name in ("feature", "label", "loss", "logit") if name in table]
         rows = table.select(*names).rows(chosen)
         mismatch = ~neighbour_matches(rows.feature, rows.label) if "label" in rows else None
@@ -102,6 +107,37 @@ def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
     drawn = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]]
     out = torch.isin(image, drawn)
     return chosen_rows(table, (~out).nonzero()[:, 0]), chosen_rows(table, out.nonzero()[:, 0])
+
+
+def beside_softmax(
+    head: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n"]], table: Table
+) -> dict[str, dict[str, RankedScore]]:
+    """By metric, the head and the softmax scores that need no training, the best first, on the same held-out rows.
+
+    Metrics that the table does not allow, for want of labels, logits or errors, are left out.
+    """
+    if "logit" not in table or "label" not in table:
+        return {}
+    rows = table.select("feature", "logit", "label").rows(_one_per_image(table))
+    positives = {"r_auroc": ~neighbour_matches(rows.feature, rows.label)}
+    if has_model_labels(table):
+        positives["error_auroc"] = ~correct(rows.logit, rows.label)
+    u = {
+        "head": torch.cat([head(part) for part in torch.split(rows.feature, 2048)]).double(),
+        "max_probability": -confidence(rows.logit),
+        "entropy": entropy_of(rows.logit.double().softmax(-1)),
+    }
+    return {
+        name: rank_scores(auroc, u, flags, by="train")
+        for name, flags in positives.items()
+        if min(int(flags.sum()), int((~flags).sum())) >= _FEWEST
+    }
+
+
+def _one_per_image(table: Table) -> Int[Tensor, "n"]:
+    """The first row of every image; of more than 10,000 images, evenly spaced ones."""
+    first = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
+    return first[:: max(1, -(-len(first) // _MOST))]
 
 
 def _images(table: Table) -> Int[Tensor, "n"]:

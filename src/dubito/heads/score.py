@@ -18,7 +18,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, final
@@ -31,13 +31,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dubito.cache.disk import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
-from dubito.heads.held_out import split
+from dubito.heads.held_out import beside_softmax, split
 from dubito.heads.joint import WithUncertainty
 from dubito.heads.loop import STATE, Run
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head
-from dubito.metrics import MedianSpread, median_spread
+from dubito.metrics import MedianSpread, RankedScore, median_spread
 from dubito.result import Axes, Result, axes, plain
 from dubito.storage import locked, write_json
 from dubito.table import Table
@@ -46,6 +46,8 @@ from dubito.validate import check_choice
 
 FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
 """What is measured during a training."""
+_PURPOSES = {"r_auroc": ("R-AUROC", "bad neighbours"), "error_auroc": ("error AUROC", "wrong predictions")}
+"""By metric of the comparison with softmax scores: its title, and what is to be found."""
 
 
 @final
@@ -260,12 +262,15 @@ class Training(Result):
         histories: The measurements of each, from first to last.
         folders: Where each is saved; empty without a folder.
         updates: Number of updates that this call made: 0 if all heads were trained before.
+        beside: By metric and score, the median head beside max_probability and entropy, on the same held-out images;
+            empty without held-out images that have labels and logits.
     """
 
     heads: tuple[UncertaintyHead, ...]
     histories: tuple[list[Json], ...]
     folders: tuple[Path, ...] = ()
     updates: int = 0
+    beside: dict[str, dict[str, RankedScore]] = field(default_factory=dict)
 
     titles = FIGURES
 
@@ -306,10 +311,34 @@ class Training(Result):
             for head, history in zip(self.heads, self.histories, strict=True)
         ]
 
+    def findings(self) -> list[str]:
+        """Whether the head is better than scores that need no training, on held-out images."""
+        if not any(name in self.histories[0][-1] for name in ("r_auroc", "order")):
+            return [
+                "No images were held out, so whether the head is better than max_probability or entropy, which need no "
+                "training, is not known. Hold a tenth of the images out to see it."
+            ]
+        return [self._finding(metric, ranked) for metric, ranked in self.beside.items()]
+
+    def _finding(self, metric: str, ranked: dict[str, RankedScore]) -> str:
+        """One metric, and the advice that follows from it."""
+        (title, purpose), (best, *others) = _PURPOSES[metric], ranked
+        values = ", ".join(
+            f"{name} {one.value.value:.3f} [{one.value.low:.3f}, {one.value.high:.3f}]" for name, one in ranked.items()
+        )
+        if ranked[UncertaintyHead.name].gap_to_best.surely:
+            advice = f"The head is worse: to find {purpose}, use {best} instead."
+        elif best == UncertaintyHead.name and all(ranked[name].gap_to_best.surely for name in others):
+            advice = f"The head is better than both at finding {purpose}."
+        else:
+            advice = f"On so few images, the head cannot be distinguished from the best at finding {purpose}."
+        return f"Held-out {title}: {values}. {advice}"
+
     def to_dict(self) -> Json:
-        """Seeds, folders, the summary and all measurements; not the heads themselves."""
+        """Seeds, folders, the summary, the comparison and all measurements; not the heads themselves."""
         seeds = {"seeds": [head.seed for head in self.heads], "median_seed": self.head.seed}
-        values: Json = plain({**seeds, "folders": self.folders, "summary": self.summary(), "histories": self.histories})
+        measured = {"summary": self.summary(), "beside": self.beside, "histories": self.histories}
+        values: Json = plain({**seeds, "folders": self.folders, **measured})
         return values
 
     def plot(self, ax: Axes | None = None, *, figure: str | None = None) -> Axes:
@@ -385,6 +414,8 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
             tuple(folder for one in done for folder in one.folders),
             sum(one.updates for one in done),
         )
+        if held_out is not None:
+            training = replace(training, beside=beside_softmax(training.head, held_out))
         if to is not None:
             _write_report(Path(to), training)
     return training

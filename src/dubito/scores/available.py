@@ -4,7 +4,8 @@ One policy for `compare`, `Guard.fit` and the command line:
 
 - A score of an ensemble is made for each in the table (of tiles, the finest grid), as "score:ensemble" if several.
 - A score that learns is fitted on `fit`, else left out. Of densities, `default_density` is fitted, within seconds.
-- An uncertainty head is taken from the shelf if one was trained for the model that made the table.
+- An uncertainty head is used if it ships with dubito for the model that made the table, and a remark says so. Heads of
+  the user's own are used only if they are passed or named: what lies on a shelf changes no result.
 - Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
 - What is named, or has settings, was requested: there, a reason to leave it out is an error.
 """
@@ -33,7 +34,8 @@ class AvailableScores:
         left_out: By name, the reason.
         fit_seconds: How long fitting took, for those that learned here.
         unfitted: Which of those left out need a table to learn from.
-        not_extracted: Which of those left out read an optional probe that has not run.
+        not_extracted: Which of those left out nobody misses: they read an optional probe that has not run, or need a
+            head where there is none.
         remarks: What was chosen for the user, in whole sentences.
     """
 
@@ -60,7 +62,7 @@ def available_scores(
         fit: In-distribution images for the scores that learn; without it they are left out.
         names: The scores to make; what cannot be made is an error then. By default all that there are.
         settings: By name of a score, the settings to make it with; what cannot be made is an error then.
-        head: Whether to look for an uncertainty head on the shelf.
+        head: Whether to use the uncertainty head that ships for the model of the table, if there is one.
 
     >>> available_scores(Table(logit=[[1.0, 0.0]]), names=["entropy", "energy"]).scores
     {'entropy': Entropy(), 'energy': Energy(temperature=1.0)}
@@ -68,12 +70,8 @@ def available_scores(
     available, chosen = AvailableScores(), settings or {}
     for name in SCORES if names is None else names:
         if name == UncertaintyHead.name and names is None:
-            if head and (entry := entry_for(table.provenance)) is not None:
-                _add(available, name, UncertaintyHead.from_pretrained(entry.path), table, fit, strict=False)
-            elif head:
-                available.left_out[name] = (
-                    "no head here was trained for the model of the table (train one: dubito.train)"
-                )
+            if head:
+                _add_head(available, table)
             continue
         strict = names is not None or name in chosen
         for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():
@@ -109,6 +107,19 @@ def _per_ensemble(name: str, options: Mapping[str, Any], table: Table) -> dict[s
     if len(ensembles) < 2:
         return {name: {**options, "of": ensembles[0]} if ensembles else dict(options)}
     return {f"{name}:{one}": {**options, "of": one} for one in ensembles}
+
+
+def _add_head(available: AvailableScores, table: Table) -> None:
+    """The head that ships for the model of the table; one of the user's own is named, never used."""
+    name, shipped = UncertaintyHead.name, entry_for(table.provenance, shipped_only=True)
+    if shipped is not None:
+        _add(available, name, UncertaintyHead.from_pretrained(shipped.path), table, None, strict=False)
+        available.remarks.append(f"{name}: {shipped.name}, which ships with dubito for this model.")
+    elif (own := entry_for(table.provenance)) is not None:
+        available.left_out[name] = f"a head of your own is used only if you name it; '{own.name}' fits this model"
+    else:
+        available.left_out[name] = "no head ships for the model of the table (train one: dubito.train)"
+        available.not_extracted.append(name)
 
 
 def _add(available: AvailableScores, name: str, score: Score, table: Table, fit: Table | None, *, strict: bool) -> None:
