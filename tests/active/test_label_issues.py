@@ -1,4 +1,4 @@
-"""Wrong labels that were planted are found; what is right or ambiguous is left alone."""
+"""Wrong labels that were planted are found, with probabilities that mean what they say; weak models flag little."""
 
 import csv
 import json
@@ -8,149 +8,173 @@ import pytest
 import torch
 
 from dubito import Table, find_label_issues
-from dubito.active.label_issues import _neighbours
+from dubito.active.label_issues import _fit_noise, _Noise, _rate
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 
 
-def planted(n: int = 400, wrong: int = 20, seed: int = 0) -> tuple[Table, set[int]]:
-    """Four clusters; some labels are turned, among clear images and among those between clusters."""
+def planted(
+    n: int = 2000, *, wrong: float = 0.05, classes: int = 5, strength: float = 3.0, scale: float = 1.0, seed: int = 0
+) -> tuple[Table, np.ndarray]:
+    """Labels drawn from softmax(logits / scale), so T = scale is right; some of them are then changed."""
     draw = torch.Generator().manual_seed(seed)
-    label = torch.arange(n) % 4
-    hard = torch.arange(n) % 5 == 0
-    clear = torch.where(hard, 0.3, 4.0)[:, None]
-    feature = clear * torch.eye(4, 8)[label] + 0.6 * torch.randn(n, 8, generator=draw)
-    chosen = torch.randperm(n, generator=draw)[:wrong]
-    chosen = chosen[~hard[chosen]]
-    original = label.clone()
-    original[chosen] = (original[chosen] + 1) % 4
-    return Table(feature=feature, logit=3 * feature[:, :4], label=original), set(chosen.tolist())
+    logit = strength * torch.randn(n, classes, generator=draw, dtype=torch.float64)
+    label = torch.multinomial(logit.softmax(1), 1, generator=draw)[:, 0]
+    chosen = torch.rand(n, generator=draw) < wrong
+    shift = torch.randint(1, classes, (n,), generator=draw)
+    return Table(logit=scale * logit, label=torch.where(chosen, (label + shift) % classes, label)), chosen.numpy()
 
 
-def test_planted_labels_are_found_with_the_right_suggestion():
-    table, wrong = planted()
-    result = find_label_issues(table, share=0.8)
-    assert set(result.rows.tolist()) == wrong
-    assert (result.suggested == (table.label.numpy()[result.rows] - 1) % 4).all()
-    assert (np.diff(result.margin) <= 0).all()
-    assert result.margin.min() >= 0.5
+def test_by_hand():
+    # Two classes, q = 0.9 for the label of nine rows and 0.1 for that of the tenth: at e = 0.05,
+    # P(wrong) = 0.05 * 0.9 / (0.05 * 0.9 + 0.95 * 0.1) = 0.045 / 0.14.
+    posterior = _Noise(1.0, 0.05, 2).posterior(np.array([0.1, 0.9]))
+    assert posterior == pytest.approx([0.045 / 0.14, 0.005 / (0.005 + 0.95 * 0.9)])
 
 
-def test_uncertain_images_are_not_examined():
-    table, wrong = planted()
-    everywhere = find_label_issues(table, share=1.0)
-    assert wrong < set(everywhere.rows.tolist())  # images between clusters disagree with their neighbours, too
-    subset = find_label_issues(table, share=0.4)
-    assert subset.examined == 160
-    assert set(subset.rows.tolist()) <= wrong
-    assert subset.u.max() <= find_label_issues(table, share=0.8).u.max()
+def test_probabilities_are_those_of_brute_force():
+    """Over a grid of temperature and noise, nothing is likelier than what was fitted."""
+    table, _ = planted(400, wrong=0.1, scale=2.0)
+    label, logit = table.label.numpy(), table.logit
+    noise = _fit_noise(table, label)
+
+    def likelihood(temperature: float, rate: float) -> float:
+        q = (logit / temperature).softmax(1).gather(1, table.label[:, None])[:, 0]
+        return float(((1 - rate) * q + rate * (1 - q) / 4).log().mean())
+
+    best = likelihood(noise.temperature, noise.rate)
+    grid = [likelihood(t, e) for t in np.exp(np.linspace(-2, 2, 41)) for e in np.linspace(0.001, 0.5, 51)]
+    assert best >= max(grid) - 1e-5
 
 
-def test_sureness_by_hand():
-    feature = [[1.0, 0.0]] * 3 + [[1.0, 0.01]] * 2 + [[0.0, 1.0]] * 2
-    table = Table(feature=feature, label=[0, 0, 1, 0, 2, 3, 3], id=list("abcdefg"))
-    result = find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.5)
-    # c sees a, b, d, e: labels 0, 0, 0, 2, so 3/4 - 0; e sees a, b, c, d: 0, 0, 1, 0, the same.
-    assert result.ids == ["c", "e"]
-    assert result.margin.tolist() == [0.75, 0.75]
-    assert result.suggested.tolist() == [0, 0]
-    assert len(find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.8)) == 0
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_probabilities_are_those_of_who_knows_temperature_and_noise(scale):
+    table, wrong = planted(4000, scale=scale, strength=6.0)
+    result = find_label_issues(table, least=1e-6)
+    q = (table.logit / scale).softmax(1).gather(1, table.label[:, None])[:, 0].numpy()
+    expected = 0.05 * (1 - q) / 4 / (0.05 * (1 - q) / 4 + 0.95 * q)
+    assert result.probability == pytest.approx(expected[result.rows], abs=0.1)
+    assert (np.diff(result.probability) <= 0).all()
+    assert result.wrong_labels == pytest.approx(wrong.sum(), rel=0.25)
 
 
-def test_seven_neighbours_against_two_are_half_sure():
-    """0.7 - 0.2 is a little below 0.5 in floating point; 5 of 10 is not."""
-    table = Table(feature=[[1.0, 0.0]] * 11, label=[0, *[1] * 7, 0, 0, 2])
-    result = find_label_issues(table, [0.0] + [1.0] * 10, k=10, share=0.1)
-    assert (result.rows.tolist(), result.margin.tolist()) == ([0], [0.5])
+@pytest.mark.parametrize("strength", [1.5, 3.0, 6.0])
+def test_probabilities_are_calibrated(strength):
+    table, wrong = planted(20_000, strength=strength)
+    result = find_label_issues(table, least=0.05)
+    for low, high in ((0.05, 0.3), (0.3, 0.7), (0.7, 1.0)):
+        inside = (result.probability >= low) & (result.probability < high)
+        if inside.sum() >= 50:
+            assert wrong[result.rows[inside]].mean() == pytest.approx(result.probability[inside].mean(), abs=0.12)
+    assert inside.sum() or strength < 3
 
 
-def test_neighbours_are_those_of_brute_force_without_the_image_itself():
-    draw = torch.Generator().manual_seed(3)
-    feature = torch.randn(50, 6, generator=draw)
-    feature[10:14] = feature[10]  # duplicates
-    table = Table(feature=feature, label=torch.zeros(50, dtype=torch.long))
-    unit = feature / feature.norm(dim=1, keepdim=True)
-    cosine = (unit @ unit.T).fill_diagonal_(-2)
-    near = _neighbours(table, np.arange(50), 3)
-    assert not (near == np.arange(50)[:, None]).any()
-    result = torch.gather(cosine, 1, torch.from_numpy(near))
-    torch.testing.assert_close(result, cosine.topk(3).values, atol=1e-5, rtol=0)
+def test_a_weak_model_flags_little_and_says_so():
+    table, wrong = planted(4000, strength=1.0)
+    result = find_label_issues(table)
+    assert len(result) < 0.3 * wrong.sum()
+    text = str(result)
+    assert f"The model's predictions agree with {result.accuracy.value:.1%} [" in text
+    assert "which these predictions cannot point out: a more accurate model would." in text
+
+
+def test_clean_labels_are_left_alone():
+    table, _ = planted(4000, wrong=0.0)
+    result = find_label_issues(table)
+    assert len(result) <= 0.005 * 4000
+    assert result.wrong_labels < 0.01 * 4000
+
+
+def test_suggestions_are_the_most_probable_other_class():
+    table, wrong = planted(strength=6.0)
+    result = find_label_issues(table)
+    without = table.logit.clone()
+    without[torch.arange(len(without)), table.label] = -torch.inf
+    assert (result.suggested == without.argmax(1).numpy()[result.rows]).all()
+    assert wrong[result.rows].any()
+
+
+def test_linear_classifiers_stand_in_where_labels_are_not_the_models():
+    draw = torch.Generator().manual_seed(0)
+    label = torch.arange(400) % 4
+    feature = 4 * torch.eye(4, 8)[label] + torch.randn(400, 8, generator=draw)
+    wrong = torch.randperm(400, generator=draw)[:20]
+    noisy = label.clone()
+    noisy[wrong] = (noisy[wrong] + 1) % 4
+    result = find_label_issues(Table(feature=feature, label=noisy))
+    assert result.cross_validated
+    assert set(wrong.tolist()) <= set(result.rows.tolist())
+    assert len(result) <= 22
+    hit = np.isin(result.rows, wrong.numpy())
+    assert (result.suggested[hit] == label.numpy()[result.rows[hit]]).all()
+    assert "Cross-validated linear classifiers agree with 9" in str(result)
+    own = Table(feature=feature, logit=feature[:, :2], label=noisy, label_space="own", label_names=list("abcd"))
+    assert find_label_issues(own).rows.tolist() == result.rows.tolist()
+    assert find_label_issues(own, seed=1).cross_validated
+
+
+def test_a_model_that_has_memorised_its_labels_is_not_believed_but_cross_validation_is():
+    draw = torch.Generator().manual_seed(0)
+    label = torch.arange(400) % 4
+    feature = 4 * torch.eye(4, 8)[label] + torch.randn(400, 8, generator=draw)
+    noisy = label.clone()
+    noisy[:20] = (noisy[:20] + 1) % 4
+    table = Table(feature=feature, logit=9.0 * torch.eye(4)[noisy], label=noisy)
+    memorised = find_label_issues(table)
+    assert len(memorised) == 0
+    assert "If the model was trained on these labels, it has learned the wrong ones, too" in str(memorised)
+    assert set(find_label_issues(table, cross_validate=True).rows.tolist()) >= set(range(20))
+
+
+def test_more_rows_than_the_sample_are_all_examined(monkeypatch):
+    monkeypatch.setattr("dubito.active.label_issues._SAMPLE", 500)
+    table, wrong = planted(3000, strength=6.0)
+    assert wrong[find_label_issues(table).rows].sum() > 0.75 * wrong.sum()
+
+
+def test_the_rate_is_that_of_counts():
+    # Certain predictions: the rate is the share of labels that they contradict.
+    q = np.where(np.arange(1000) < 930, 1 - 1e-9, 1e-9)
+    assert _rate(q, 10) == pytest.approx(0.07, abs=1e-4)
 
 
 def test_one_class_has_no_issues():
-    result = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), [0.0] * 4, k=2)
+    result = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), folds=2)
     assert len(result) == 0
-    assert str(result) == "table in memory: 0 labels are likely wrong, among the 2 most certain of 4 images"
+    assert str(result).splitlines()[0] == "table in memory: 0 labels are likely wrong, of 4 images"
 
 
-def test_classes_too_small_to_agree_are_reported():
-    draw = torch.Generator().manual_seed(0)
-    table = Table(feature=torch.randn(40, 4, generator=draw), label=torch.arange(40) // 2)
-    result = find_label_issues(table, [0.0] * 40)
-    assert (result.largest, result.needed, len(result)) == (2, 5, 0)
-    assert str(result) == (
-        "table in memory: labels cannot be examined, because the largest class has 2 images, and 5 neighbours must "
-        "agree. Use fewer neighbours (k), or more images per class."
-    )
-    assert result.to_dict()["largest_class"] == 2
-    # Two of three are enough for 0.5, and two of four for 0.5 exactly.
-    assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=3).title()
-    assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=4).title()
-    assert (
-        "the largest class has 2 images, and 3 neighbours must agree"
-        in find_label_issues(table, [0.0] * 40, k=5).title()
-    )
-    # 0.55 * 20 is a little above 11 in floating point.
-    assert find_label_issues(table, [0.0] * 40, k=20, least=0.55).needed == 11
-
-
-def test_a_class_of_just_enough_images_is_suggested():
-    """The two other images of the cluster are all of their class, and all who need to agree."""
-    feature = [[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.0, 1.0], [-1.0, 0.0]]
-    result = find_label_issues(Table(feature=feature, label=[0, 1, 1, 2, 3]), [0.0] * 5, k=4, share=1.0)
-    assert (result.largest, result.needed) == (2, 2)
-    assert 0 in result.rows.tolist()
-
-
-def test_json_has_numbers():
-    feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
-    result = find_label_issues(Table(feature=feature, label=[0, 0, 1, 1, 1, 1]), [0.1] * 6, k=2, share=1.0)
-    one = {"id": "2", "label": "1", "suggested": "0", "margin": 1.0, "u": 0.1, "row": 2}
-    assert json.loads(json.dumps(result.to_dict()))["issues"] == [one]
-
-
-def test_csv_and_class_names(tmp_path):
-    feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
-    table = Table(feature=feature, label=[0, 0, 1, 1, 1, 1], id=list("abcdef"), classes=["cat, tom", "dog"])
-    path = find_label_issues(table, [0.1] * 6, k=2, share=1.0).to_csv(tmp_path / "issues.csv")
-    with path.open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row == {"id": "c", "label": "dog", "suggested": "cat, tom", "margin": "1.0", "u": "0.1", "row": "2"}
-
-
-def test_labels_of_another_set_have_their_own_names():
-    feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
-    options = {"classes": ["tench", "goldfish"], "label_space": "own", "label_names": ["cat", "dog"]}
-    result = find_label_issues(Table(feature=feature, label=[0, 0, 1, 1, 1, 1], **options), [0.1] * 6, k=2, share=1.0)
+def test_json_csv_and_class_names(tmp_path):
+    logit = 6 * torch.eye(2)[[0, 1] * 20]
+    table = Table(logit=logit, label=[0, 1] * 19 + [1, 1], classes=["cat, tom", "dog"])
+    result = find_label_issues(table)
+    values = json.loads(json.dumps(result.to_dict()))
+    assert [(one["id"], one["label"], one["suggested"], one["row"]) for one in values["issues"]] == [
+        ("38", "dog", "cat, tom", 38)
+    ]
+    assert values["accuracy"]["value"] == 39 / 40
+    assert values["expected_right"] == pytest.approx(1 - values["issues"][0]["probability"])
     assert result.lines()[1][1:3] == ["dog", "cat"]
+    with result.to_csv(tmp_path / "issues.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == ["id", "label", "suggested", "probability", "row"]
 
 
 def test_what_cannot_be_judged_is_refused():
-    table, _ = planted(20, 0)
-    with pytest.raises(
-        ValueRangeError,
-        match=r"k must be a whole number in \[1, 19\]; got 20\. They are the other images of table in memory",
-    ):
-        find_label_issues(table, k=20)
-    with pytest.raises(ValueRangeError, match=r"share must be a number in \(0, 1\]; got 0.0"):
-        find_label_issues(table, share=0.0)
+    table, _ = planted(20)
+    with pytest.raises(ValueRangeError, match=r"least must be .*; got 0.0"):
+        find_label_issues(table, least=0.0)
     with pytest.raises(MissingColumnError, match="find_label_issues needs column 'label'"):
-        find_label_issues(table.select("feature", "logit"))
-    with pytest.raises(ValueRangeError, match="score 'score': 1 of 20 values are NaN"):
-        find_label_issues(table, [float("nan")] + [0.0] * 19)
-    with pytest.raises(TableError, match="features must be finite and not all zero"):
-        find_label_issues(Table(feature=torch.zeros(4, 2), label=[0] * 4), [0.0] * 4, k=1)
+        find_label_issues(table.select("logit"))
+    with pytest.raises(MissingColumnError, match="find_label_issues needs column 'feature'"):
+        find_label_issues(table, cross_validate=True)
+    broken = table.logit.clone()
+    broken[3, 1] = torch.nan
+    with pytest.raises(ValueRangeError, match="find_label_issues: column 'logit' must be finite; row 3"):
+        find_label_issues(table.extended(logit=broken))
     with pytest.raises(TableError, match=r"3 of 4 .* Leave them out: table.rows\(table.label >= 0\)"):
-        find_label_issues(Table(feature=torch.eye(4), label=[0, -1, -1, -1]), [0.0] * 4, k=1)
+        find_label_issues(Table(feature=torch.eye(4), label=[0, -1, -1, -1]))
+    with pytest.raises(ValueRangeError, match="folds must be"):
+        find_label_issues(Table(feature=torch.eye(4), label=[0, 1, 0, 1]), folds=5)
     for rows in ([], [0]):
         with pytest.raises(TableError, match=f"find_label_issues: table needs at least 2 rows; .* has {len(rows)}"):
-            find_label_issues(table.rows(rows), k=1)
+            find_label_issues(table.rows(rows))

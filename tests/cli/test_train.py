@@ -61,8 +61,8 @@ def test_json(run: Run, labelled: Path, tmp_path: Path) -> None:
     options = ("--seeds", "3,1,2", "--held-out", 0.25, "--json")
     result = run("train", labelled, "--to", tmp_path / "heads", *QUICK, *options).json
     assert set(result) == {
-        *("caches", "table_rows", "model", "to", "recipe", "seeds", "summary", "rows", "rows_seen", "steps"),
-        *("median_seed", "head", "seconds", "notes"),
+        *("caches", "table_rows", "model", "to", "recipe", "seeds", "summary", "beside", "rows", "rows_seen"),
+        *("steps", "median_seed", "head", "seconds", "notes"),
     }
     assert (result["caches"], result["model"], result["to"]) == ([str(labelled)], MODEL, str(tmp_path / "heads"))
     assert (result["table_rows"], result["rows"], result["steps"]) == (COUNT, COUNT - 3, 30)

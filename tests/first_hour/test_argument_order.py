@@ -1,6 +1,7 @@
 """Metrics take scores or logits first and the truth second, and recognise arguments that were swapped."""
 
 import inspect
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,13 +13,20 @@ from dubito.errors import TableError
 PREDICTED = {"scores", "logits", "confidence"}
 TRUTH = {"labels", "positives", "errors", "correct"}
 FUNCTIONS = [getattr(metrics, name) for name in metrics.__all__ if inspect.isfunction(getattr(metrics, name))]
-PAIRED = [one for one in FUNCTIONS if len({*PREDICTED, *TRUTH} & {*inspect.signature(one).parameters}) > 1]
+
+
+def positional(function: Callable[..., object]) -> list[str]:
+    kinds = inspect.signature(function).parameters.items()
+    return [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+
+PAIRED = [one for one in FUNCTIONS if PREDICTED & {*positional(one)} and TRUTH & {*positional(one)}]
 
 
 def test_what_is_predicted_comes_before_the_truth() -> None:
     assert {"auroc", "aurc", "ece", "accuracy", "r_auroc"} <= {one.__name__ for one in PAIRED}
     for function in PAIRED:
-        names = [name for name in inspect.signature(function).parameters if name != "metric"]
+        names = [name for name in positional(function) if name != "metric"]
         assert names[0] in PREDICTED, function.__name__
         assert max(names.index(one) for one in PREDICTED & {*names}) < min(names.index(one) for one in TRUTH & {*names})
 

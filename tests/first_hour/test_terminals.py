@@ -109,7 +109,7 @@ def test_a_gap_that_may_be_noise_includes_zero():
 
 def test_a_file_without_label_issues_has_a_header(tmp_path):
     plain = dubito.Table(feature=np.eye(4).repeat(5, 0), logit=np.eye(4).repeat(5, 0), label=np.arange(4).repeat(5))
-    issues = dubito.find_label_issues(plain, k=3)
+    issues = dubito.find_label_issues(plain)
     assert not len(issues)
     with issues.to_csv(tmp_path / "issues.csv").open(newline="") as file:
         assert {"id", "label", "suggested"} <= set(next(csv.reader(file)))

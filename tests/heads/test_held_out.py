@@ -9,7 +9,7 @@ from tests.heads.conftest import learnable
 from dubito import metrics
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.heads import held_out
-from dubito.heads.held_out import HeldOut, split
+from dubito.heads.held_out import HeldOut, beside_softmax, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
@@ -185,3 +185,37 @@ def test_a_split_of_joined_tables_parts_images():
 def test_joined_tables_show_every_image_once():
     table = joined_epochs()
     assert torch.equal(HeldOut.of(table, Recipe()).features, table.feature[:10])  # the clean ones, which come first
+
+
+def with_logits(n: int = 300) -> Table:
+    """Logits that are right most of the time, and flatter where they are wrong."""
+    table, draw = learnable(n), torch.Generator().manual_seed(1)
+    wrong = torch.rand(n, generator=draw) < 0.25
+    predicted = torch.where(wrong, (table.label + 1) % 4, table.label)
+    logit = torch.where(wrong, 1.0, 3.0)[:, None] * torch.eye(4)[predicted] + torch.randn(n, 4, generator=draw) / 4
+    return table.extended(logit=logit)
+
+
+def test_a_head_stands_beside_softmax_scores_on_the_same_rows():
+    table = with_logits()
+    result = beside_softmax(lambda z: z[:, 0], table)
+    assert set(result) == {"r_auroc", "error_auroc"}
+    entropy = torch.distributions.Categorical(logits=table.logit.double()).entropy()
+    top = table.logit.double().softmax(1).amax(1)
+    u = {"head": table.feature[:, 0], "max_probability": -top, "entropy": entropy}
+    wrong = table.logit.argmax(1) != table.label
+    for name, values in u.items():
+        assert result["error_auroc"][name].value.value == pytest.approx(metrics.auroc(values, wrong), abs=1e-12)
+        expected = metrics.r_auroc(values, table.feature, table.label)
+        assert result["r_auroc"][name].value.value == pytest.approx(expected, abs=1e-12)
+    assert result["error_auroc"]["head"].gap_to_best.surely
+
+
+def test_what_cannot_be_compared_is_left_out():
+    table = with_logits()
+    assert beside_softmax(lambda z: z[:, 0], table.select("feature", "label")) == {}
+    assert beside_softmax(lambda z: z[:, 0], table.select("feature", "logit")) == {}
+    right = table.extended(label=table.logit.argmax(1))
+    assert set(beside_softmax(lambda z: z[:, 0], right)) == {"r_auroc"}  # no errors to be found
+    own = Table(feature=table.feature, logit=table.logit, label=table.label, label_space="own")
+    assert set(beside_softmax(lambda z: z[:, 0], own)) == {"r_auroc"}

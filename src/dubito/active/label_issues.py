@@ -1,82 +1,91 @@
-"""Label issues: labels of confident images whose neighbours agree on another class.
+"""Label issues: labels that are likely wrong, each with the probability that it is.
 
-    s_i(c)    = share of the k nearest other images (cosine of features) with label c
-    margin_i  = max_{c != y_i} s_i(c) - s_i(y_i)                 1 where all neighbours have one other label
+    q          = softmax(logits / T)                              the chance of every class to be the true one
+    P(y | x)   = (1 - e) q_y + e (1 - q_y) / (c - 1)              the label is the true class, or by mistake another one
+    P(wrong)   = e (1 - q_y) / (c - 1) / P(y | x)                 by Bayes' rule
 
-Only images of low uncertainty are examined: an ambiguous image may well disagree with its neighbours and be labelled
-correctly. The margin is an order and no probability: check the images from the top. The search is exact, by faiss.
-Neighbours' votes are as old as k-NN editing (Wilson 1972); examining only images of low u is ours.
+T and e, the share of wrong labels, are those under which the labels of the table are most likely: the temperature
+absorbs over- and under-confidence, and what no temperature explains, confident disagreement, is label noise. So a weak
+model flags little instead of much. The probability is as good as its assumption, that mistakes do not depend on the
+image: an image on which the model is confidently wrong looks like one whose label is.
+
+Predictions must come from a model that was not trained on these labels. By default they are the model's own if the
+labels are its classes; else those of linear classifiers on the features, each fitted without the images it predicts,
+and, in a second round, without those whose labels the first round contradicts.
+
+Confident learning (Northcutt et al. 2021, 1911.00068) counts disagreements above a threshold per class instead, and
+has no probabilities; the mixture of a calibrated model and noise is ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
-import faiss
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
+from scipy.optimize import minimize_scalar
 
+from dubito.active.linear import fit_linear, pool_scale
 from dubito.errors import TableError
-from dubito.evaluate.evaluate import uncertainty
-from dubito.metrics import Array
+from dubito.metrics import Interval, proportion
 from dubito.result import Result, cell
-from dubito.scores import Entropy
 from dubito.table import Table
-from dubito.types import Json, Score
-from dubito.validate import check_number, check_rows
+from dubito.types import Json, finite_batches
+from dubito.validate import check_number, check_rows, has_model_labels
 
-_AT_ONCE = 4096
+_SAMPLE = 20_000
+"""Rows on which temperature and noise are fitted, at most: both are known to two digits then."""
+_TEMPERATURES = (0.05, 20.0)
+_TOLERANCE = 0.01
+"""Of the logarithm of the temperature."""
+_STEPS = 50
+_MEMORISED = 0.995
 
 
 def find_label_issues(
-    table: Table, score: Array | Score | None = None, *, k: int = 10, share: float = 0.5, least: float = 0.5
+    table: Table, *, least: float = 0.5, cross_validate: bool | None = None, folds: int = 5, seed: int = 0
 ) -> "LabelIssues":
-    """Find images whose labels are likely wrong, those with the largest margin first.
+    """Find images whose labels are likely wrong, the most probable first.
 
     Args:
-        table: A table with features and labels.
-        score: The uncertainty, or (n) values of it; by default the entropy of the logits. It must not have been fitted
-            on these labels, nor the model trained on them.
-        k: The number of neighbours that vote.
-        share: The share of images that is examined, those of lowest uncertainty; 1 examines all.
-        least: The smallest margin that is reported, above 0 and at most 1.
+        table: A table with labels, and with logits or features.
+        least: The smallest probability that is reported, above 0 and at most 1.
+        cross_validate: Whether predictions are those of linear classifiers on the features, each fitted on the other
+            images; for labels that the model was trained on. Default: only if the labels are not the model's classes.
+        folds: The number of parts of the table that are predicted in turn, with cross-validation.
+        seed: Seed of these parts.
 
-    >>> feature = [[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0], [0.2, 1.0]]
-    >>> table = Table(feature=feature, label=[0, 1, 0, 1, 1, 1])
-    >>> find_label_issues(table, [0.0] * 6, k=2, share=1.0).rows.tolist()
-    [1]
+    >>> logit = 6 * torch.eye(2)[[0, 1] * 20]
+    >>> label = torch.tensor([0, 1] * 19 + [1, 1])  # of row 38, the model says 0
+    >>> find_label_issues(Table(logit=logit, label=label)).rows.tolist()
+    [38]
     """
-    check_rows(table, by="find_label_issues", least=2)
-    table.require("feature", "label", by="find_label_issues")
-    for what, value in {"share": share, "least": least}.items():
-        check_number(value, "(0, 1]", by="find_label_issues", what=what, hint="0.5 is usual.")
-    hint = f"They are the other images of {table.name}."
-    check_number(k, f"[1, {len(table) - 1}]", by="find_label_issues", what="k", whole=True, hint=hint)
-    label = table.label.numpy().astype(np.int64)
-    if (label < 0).any():
-        raise TableError(
-            f"find_label_issues: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
-            f"below, as for images without a label. Leave them out: table.rows(table.label >= 0)."
-        )
-    u = uncertainty(Entropy() if score is None else score, table, by="find_label_issues", name="score").double().numpy()
-    examined = np.sort(np.argsort(u, kind="stable")[: max(1, round(share * len(table)))])
-    own, other, suggested = _votes(label, examined, _neighbours(table, examined, k))
-    margin = (other - own) / k  # of counts: 0.7 - 0.2 is a little below 0.5
-    order = np.lexsort((u[examined], -margin))
-    order = order[margin[order] >= least]
-    rows = examined[order]
+    by = "find_label_issues"
+    check_rows(table, by=by, least=2)
+    table.require("label", by=by)
+    check_number(least, "(0, 1]", by=by, what="least", hint="0.5 is usual.")
+    label = _labels(table)
+    if cross_validate is None:
+        cross_validate = "logit" not in table or not has_model_labels(table)
+    source = _cross_validated(table, label, folds, seed) if cross_validate else table
+    source.require("logit", by=by)
+    noise = _fit_noise(source, label)
+    own, other, predicted = _probabilities(source, label, noise.temperature)
+    wrong = noise.posterior(own)
+    order = np.argsort(-wrong, kind="stable")
+    rows = order[wrong[order] >= least]
     return LabelIssues(
         name=table.name,
-        examined=len(examined),
-        images=len(table),
         rows=rows,
         ids=table.row_ids(rows),
         label=label[rows],
-        suggested=suggested[order],
-        margin=margin[order],
-        u=u[rows],
-        largest=int(np.bincount(label).max()),
-        needed=int(np.argmax(np.arange(1, k + 1) / k >= least)) + 1,
+        suggested=other[rows],
+        probability=wrong[rows],
+        images=len(table),
+        accuracy=proportion(int((predicted == label).sum()), len(label)),
+        wrong_labels=float(wrong.sum()),
+        cross_validated=cross_validate,
         classes=None if table.label_names is None else list(table.label_names),
     )
 
@@ -84,105 +93,211 @@ def find_label_issues(
 @final
 @dataclass(frozen=True)
 class LabelIssues(Result):
-    """Labels that are likely wrong, those with the largest margin first.
+    """Labels that are likely wrong, the most probable first.
 
     Attributes:
         name: The name of the table.
-        examined: The number of images that were examined.
-        images: The number of images in the table.
         rows: The rows of the issues.
         ids: Their ids.
         label: Their labels.
-        suggested: The labels of most of their neighbours.
-        margin: How far the neighbours agree on it, 0 to 1.
-        u: Their uncertainties.
-        largest: The number of images in the largest class.
-        needed: How many neighbours must agree, at least; a smaller class is never suggested.
+        suggested: The most probable other class of each.
+        probability: The probability that the label is wrong.
+        images: The number of images in the table.
+        accuracy: The share of labels that the predictions agree with.
+        wrong_labels: How many labels of the table are wrong by estimate, reported or not.
+        cross_validated: Whether linear classifiers on the features made the predictions, not the model.
         classes: The class names, where they are known.
     """
 
     text_rows: ClassVar = 20
-    keys: ClassVar = ("id", "label", "suggested", "margin", "u", "row")
+    keys: ClassVar = ("id", "label", "suggested", "probability", "row")
 
     name: str
-    examined: int
-    images: int
     rows: Int64[np.ndarray, "k"]
     ids: Sequence[str]
     label: Int64[np.ndarray, "k"]
     suggested: Int64[np.ndarray, "k"]
-    margin: Float64[np.ndarray, "k"]
-    u: Float64[np.ndarray, "k"]
-    largest: int
-    needed: int
+    probability: Float64[np.ndarray, "k"]
+    images: int
+    accuracy: Interval
+    wrong_labels: float
+    cross_validated: bool
     classes: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def expected_right(self) -> float:
+        """The share of the reported labels that are right after all, by estimate; 0 without any."""
+        return float(1 - self.probability.mean()) if len(self) else 0.0
+
     def title(self) -> str:
-        """How many there are, or why there can be none."""
-        if self.largest < self.needed:
-            return (
-                f"{self.name}: labels cannot be examined, because the largest class has {self.largest} images, and "
-                f"{self.needed} neighbours must agree. Use fewer neighbours (k), or more images per class."
-            )
+        """How many there are."""
         issues = f"{len(self)} labels are" if len(self) != 1 else "1 label is"
-        return f"{self.name}: {issues} likely wrong, among the {self.examined} most certain of {self.images} images"
+        return f"{self.name}: {issues} likely wrong, of {self.images} images"
 
     def records(self) -> list[dict[str, Any]]:
         """One row per issue; labels by class name where names are known."""
         names = dict(enumerate(self.classes or ()))
         labels = ([names.get(one, str(one)) for one in column.tolist()] for column in (self.label, self.suggested))
-        columns = (self.ids, *labels, self.margin.tolist(), self.u.tolist(), self.rows.tolist())
+        columns = (self.ids, *labels, self.probability.tolist(), self.rows.tolist())
         return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def cell(self, key: str, value: Any) -> str:
-        """Class names without their synonyms, uncertainties with four digits."""
-        if key in ("label", "suggested"):
-            return str(value).split(",")[0]
-        return f"{value:.4g}" if key == "u" else cell(value)
+        """Class names without their synonyms."""
+        return str(value).split(",")[0] if key in ("label", "suggested") else cell(value)
+
+    def findings(self) -> list[str]:
+        """How good the predictions are, and how many of the issues to expect wrong."""
+        who = "Cross-validated linear classifiers" if self.cross_validated else "The model's predictions"
+        accuracy, low, high, _ = self.accuracy
+        sentences = [f"{who} agree with {accuracy:.1%} [{low:.1%}, {high:.1%}] of the labels."]
+        if len(self):
+            right = round(self.expected_right * len(self))
+            sentences.append(f"Of the {len(self)} labels above, expect about {right} to be right after all.")
+        hidden = self.wrong_labels - float(self.probability.sum())
+        if hidden >= 1 and hidden > self.wrong_labels / 2:
+            sentences.append(
+                f"About {hidden:.0f} more labels are wrong by estimate, which these predictions cannot point out: "
+                f"a more accurate model would."
+            )
+        if not self.cross_validated and accuracy >= _MEMORISED:
+            sentences.append(
+                "If the model was trained on these labels, it has learned the wrong ones, too, and finds few of them: "
+                "cross-validate, or use a model that was not."
+            )
+        return sentences
 
     def to_dict(self) -> Json:
         """Plain values, one entry per issue."""
-        counts = {"images": self.images, "examined": self.examined, "largest_class": self.largest}
-        return {"table": self.name, **counts, "needed": self.needed, "issues": self.records()}
+        return {
+            "table": self.name,
+            "images": self.images,
+            "accuracy": self.accuracy._asdict(),
+            "wrong_labels": self.wrong_labels,
+            "expected_right": self.expected_right,
+            "cross_validated": self.cross_validated,
+            "findings": self.findings(),
+            "issues": self.records(),
+        }
 
 
-def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64[np.ndarray, "j k"]:
-    """The k nearest other rows by cosine, of duplicates too."""
-    unit, start = np.empty(table.shape("feature"), dtype=np.float32), 0
-    for batch in table.batches("feature", size=_AT_ONCE):
-        z = batch.feature.double().numpy()
-        norm = np.linalg.norm(z, axis=1, keepdims=True)
-        if not np.isfinite(norm).all() or (norm == 0).any():
-            raise TableError(
-                f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
-                f"Leave such images out."
-            )
-        unit[start : start + len(z)] = z / norm
-        start += len(z)
-    nearest = np.empty((len(examined), k), dtype=np.int64)
-    for start in range(0, len(examined), _AT_ONCE):
-        rows = examined[start : start + _AT_ONCE]
-        _, near = faiss.knn(unit[rows], unit, k + 1, metric=faiss.METRIC_INNER_PRODUCT)
-        # Itself is among them, unless more than k duplicates come before it: then the last one goes.
-        itself = near == rows[:, None]
-        itself[~itself.any(axis=1), k] = True
-        nearest[start : start + len(rows)] = near[~itself].reshape(-1, k)
-    return nearest
+class _Noise(NamedTuple):
+    """What the labels say about the model and about themselves.
+
+    Attributes:
+        temperature: Logits are divided by it.
+        rate: The share of wrong labels.
+        classes: The number of classes.
+    """
+
+    temperature: float
+    rate: float
+    classes: int
+
+    def posterior(self, own: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+        """The probability that labels are wrong, from the model's probabilities of them."""
+        mistaken = self.rate * (1 - own) / (self.classes - 1)
+        total = mistaken + (1 - self.rate) * own
+        wrong: np.ndarray = np.divide(mistaken, total, out=np.zeros_like(own), where=total > 0)
+        return wrong
 
 
-def _votes(
-    label: Int64[np.ndarray, "n"], examined: Int64[np.ndarray, "j"], near: Int64[np.ndarray, "j k"]
-) -> tuple[Int64[np.ndarray, "j"], Int64[np.ndarray, "j"], Int64[np.ndarray, "j"]]:
-    """How many neighbours have the own label, how many at most have another one, and which; ties: the lowest."""
-    votes, own = np.sort(label[near], axis=1), label[examined]
-    k = votes.shape[1]
-    same: np.ndarray = (votes == own[:, None]).sum(axis=1)
-    best, suggested = np.zeros(len(examined), dtype=np.int64), own.copy()
-    for place in range(k):  # over neighbours, never over images
-        count = (votes == votes[:, place : place + 1]).sum(axis=1)
-        better = (count > best) & (votes[:, place] != own)
-        best[better], suggested[better] = count[better], votes[better, place]
-    return same, best, suggested
+def _fit_noise(table: Table, label: Int64[np.ndarray, "n"]) -> _Noise:
+    """Temperature and noise of maximal likelihood, on at most 20,000 evenly spaced rows."""
+    rows = np.unique(np.linspace(0, len(label) - 1, min(len(label), _SAMPLE)).round().astype(np.int64))
+    logit = np.concatenate([batch.logit.numpy() for batch in _logits(table.rows(torch.from_numpy(rows)))])
+    shifted = np.ascontiguousarray(logit, dtype=np.float32)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    of_label, classes = shifted[np.arange(len(rows)), label[rows]].astype(np.float64), logit.shape[1]
+
+    def own(log_temperature: float) -> Float64[np.ndarray, "n"]:
+        scale = np.float32(np.exp(-log_temperature))
+        # A probability of zero would leave no doubt about any label.
+        q: np.ndarray = np.maximum(np.exp(scale * of_label) / np.exp(scale * shifted).sum(axis=1), 1e-12)
+        return q
+
+    def loss(log_temperature: float) -> float:
+        q = own(log_temperature)
+        rate = _rate(q, classes)
+        return -float(np.log(q + rate * ((1 - q) / (classes - 1) - q)).mean())
+
+    bounds = np.log(_TEMPERATURES)
+    best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": _TOLERANCE}).x)
+    return _Noise(float(np.exp(best)), _rate(own(best), classes), classes)
+
+
+def _rate(q: Float64[np.ndarray, "n"], classes: int) -> float:
+    """The noise e of maximal likelihood, sum log(q + e (a - q)) with a = (1 - q) / (c - 1): concave, by Newton."""
+    gain = (1 - q) / (classes - 1) - q
+    low, high, rate = 0.0, 1 - 1 / classes, 0.05  # beyond that, labels would be worse than chance
+    for _ in range(_STEPS):
+        ratio = gain / (q + rate * gain)
+        slope, curvature = float(ratio.sum()), float(ratio @ ratio)
+        low, high = (rate, high) if slope > 0 else (low, rate)
+        following = rate + slope / curvature if curvature > 0 else rate
+        following = following if low < following < high else (low + high) / 2
+        if abs(following - rate) < 1e-6:
+            break
+        rate = following
+    return rate
+
+
+def _probabilities(
+    table: Table, label: Int64[np.ndarray, "n"], temperature: float
+) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Of every row: the label's probability, the most probable other class, and the most probable class."""
+    own, other, predicted = np.empty(len(label)), np.empty_like(label), np.empty_like(label)
+    start = 0
+    for batch in _logits(table):
+        rows = slice(start, start + len(batch))
+        z, places = batch.logit.double().numpy() / temperature, (np.arange(len(batch)), label[rows])
+        predicted[rows] = z.argmax(axis=1)
+        z -= z.max(axis=1, keepdims=True)
+        own[rows] = np.exp(z[places]) / np.exp(z).sum(axis=1)
+        z[places] = -np.inf
+        other[rows] = z.argmax(axis=1)
+        start += len(batch)
+    return own, other, predicted
+
+
+def _logits(table: Table) -> Iterator[Table]:
+    return finite_batches(table.batches("logit"), table.name, by="find_label_issues")
+
+
+def _labels(table: Table) -> Int64[np.ndarray, "n"]:
+    label: np.ndarray = table.label.numpy().astype(np.int64)
+    if (label < 0).any():
+        raise TableError(
+            f"find_label_issues: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
+            f"below, as for images without a label. Leave them out: table.rows(table.label >= 0)."
+        )
+    return label
+
+
+def _cross_validated(table: Table, label: Int64[np.ndarray, "n"], folds: int, seed: int) -> Table:
+    """Logits of linear classifiers, each of images that it was not fitted on."""
+    by = "find_label_issues"
+    table.require("feature", by=by)
+    check_number(folds, f"[2, {len(table)}]", by=by, what="folds", whole=True, hint="5 are usual.")
+    check_number(seed, "[0, inf)", by=by, what="seed", whole=True, hint="0 is usual.")
+    mean, scale = pool_scale(table, by=by)
+    x = (table.whole("feature").double() - mean).numpy() / scale
+    classes = max(2, int(label.max()) + 1)
+    # Every class spreads over the folds: rows are dealt out in turn, class by class, in random order.
+    drawn = np.random.default_rng(seed).permutation(len(label))
+    fold = np.empty_like(label)
+    fold[drawn[np.argsort(label[drawn], kind="stable")]] = np.arange(len(label)) % folds
+    kept = np.ones(len(label), dtype=bool)
+    logit = np.empty((len(label), classes), dtype=np.float32)
+    for _ in range(2):
+        for one in range(folds):
+            out = fold == one
+            weights = fit_linear(x[~out & kept], label[~out & kept], np.zeros((x.shape[1], classes)), 1.0)
+            logit[out] = x[out] @ weights[:-1] + weights[-1]
+        # Classifiers that learn from wrong labels predict them, too: the second time, they learn without the doubtful.
+        kept = logit.argmax(axis=1) == label
+        if np.unique(label[kept]).size < np.unique(label).size:
+            break
+    return Table(name=table.name, logit=logit)

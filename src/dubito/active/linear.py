@@ -96,7 +96,7 @@ class LinearTrainer:
         classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
         hint = "Name other classes (classes=[...]), or leave column 'logit' out of the pool."
         check_classes(torch.from_numpy(label), classes, by="LinearTrainer", hint=hint)
-        mean, scale = _scale(table)
+        mean, scale = pool_scale(table)
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # The number of rows is part of the seed: members of two rounds are independent.
         rng = np.random.default_rng([self.seed, len(rows)])
@@ -152,10 +152,11 @@ class LinearHeads:
         return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
 
 
-def _scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:
+def pool_scale(table: Table, *, by: str = "LinearTrainer") -> tuple[Float64[Tensor, "d"], float]:
+    """Mean of the features, and their common scale, the root of their mean variance."""
     total = squares = torch.zeros((), dtype=torch.float64)
     for batch in table.batches("feature"):
-        z = finite(batch.feature.double(), f"LinearTrainer: features of {table.name}")
+        z = finite(batch.feature.double(), f"{by}: features of {table.name}")
         total, squares = total + z.sum(0), squares + z.square().sum(0)
     mean = total / len(table)
     variance = float((squares / len(table) - mean.square()).clamp(min=0).mean())

@@ -61,17 +61,25 @@ def label_issues(
     cache: options.Cache,
     *,
     to: options.Csv = None,
-    k: Annotated[int, Option("-k", "--neighbours", min=1, metavar="K", help="How many neighbours vote.")] = 10,
-    share: Annotated[float, option("The share of images that is examined: the most certain ones.", "P")] = 0.5,
-    least: Annotated[float, option("The smallest vote margin to report.", "P")] = 0.5,
-    score: OneScore,
+    least: Annotated[float, option("The smallest probability of a wrong label to report.", "P")] = 0.5,
+    cross_validate: Annotated[
+        bool | None,
+        Option(
+            "--cross-validate/--no-cross-validate",
+            help="Predict by linear classifiers on the features, each fitted on the other images, not by the model. "
+            "Use it for labels that the model was trained on; by default, only labels that are not its classes are.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Find labels of a CACHE that are likely wrong: certain images whose neighbours agree on another class."""
+    """Find labels of a CACHE that are likely wrong, each with its probability.
+
+    Labels that the model contradicts more firmly than its own errors explain.
+    """
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
-    with screen.waiting("looking for neighbours"):
-        chosen = score.ready(screen, table)
-        issues = dubito.find_label_issues(table, chosen, k=k, share=share, least=least)
+    with screen.waiting("comparing labels with predictions"):
+        issues = dubito.find_label_issues(table, least=least, cross_validate=cross_validate)
     screen.show(issues, written={"to": to and issues.to_csv(to)})
 
 

@@ -24,6 +24,7 @@ from dubito.errors import DubitoError, TableError
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, target_column
 from dubito.metrics import RankedScore, auroc, confidence, correct, neighbour_matches, rank_scores
+from dubito.metrics.bootstrap import FEWEST
 from dubito.metrics.information import entropy_of
 from dubito.storage import tensors_digest
 from dubito.table import Table
@@ -32,8 +33,6 @@ from dubito.types import Json
 from dubito.validate import check_number, has_model_labels
 
 _MOST = 10_000
-_FEWEST = 10
-"""Images of the rarer class below which scores are not compared: there, chance decides."""
 
 
 @final
@@ -130,7 +129,7 @@ def beside_softmax(
     return {
         name: rank_scores(auroc, u, flags, by="train")
         for name, flags in positives.items()
-        if min(int(flags.sum()), int((~flags).sum())) >= _FEWEST
+        if min(int(flags.sum()), int((~flags).sum())) >= FEWEST
     }
 
 

@@ -46,7 +46,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64, Shaped
-from scipy.special import betaincinv
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
@@ -205,6 +204,8 @@ def proportion_bound(count: int, of: int, confidence: float) -> float:
     >>> round(proportion_bound(0, 59, 0.95), 4)  # (1 - p)^59 = 0.05
     0.0495
     """
+    from scipy.special import betaincinv  # noqa: PLC0415 (slow to import, and no score needs it)
+
     return 1.0 if count >= of else float(betaincinv(count + 1, of - count, confidence))
 
 
