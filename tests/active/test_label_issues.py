@@ -52,7 +52,9 @@ def test_probabilities_are_those_of_who_knows_temperature_and_noise(scale):
     result = find_label_issues(table, least=1e-6)
     q = (table.logit / scale).softmax(1).gather(1, table.label[:, None])[:, 0].numpy()
     expected = 0.05 * (1 - q) / 4 / (0.05 * (1 - q) / 4 + 0.95 * q)
-    assert result.probability == pytest.approx(expected[result.rows], abs=0.1)
+    off = np.abs(result.probability - expected[result.rows])
+    assert off.mean() < 0.01
+    assert off[(expected[result.rows] > 0.05) & (expected[result.rows] < 0.95)].mean() < 0.1
     assert (np.diff(result.probability) <= 0).all()
     assert result.wrong_labels == pytest.approx(wrong.sum(), rel=0.25)
 

@@ -37,7 +37,7 @@ from dubito.validate import check_number, check_rows, has_model_labels
 _SAMPLE = 20_000
 """Rows on which temperature and noise are fitted, at most: both are known to two digits then."""
 _TEMPERATURES = (0.05, 20.0)
-_TOLERANCE = 0.01
+_TOLERANCE = 0.03
 """Of the logarithm of the temperature."""
 _STEPS = 50
 _MEMORISED = 0.995
@@ -238,7 +238,7 @@ def _rate(q: Float64[np.ndarray, "n"], classes: int) -> float:
         low, high = (rate, high) if slope > 0 else (low, rate)
         following = rate + slope / curvature if curvature > 0 else rate
         following = following if low < following < high else (low + high) / 2
-        if abs(following - rate) < 1e-6:
+        if abs(following - rate) < 1e-5:
             break
         rate = following
     return rate

@@ -241,7 +241,7 @@ def fitted_scores(
     """Scores that are ready for tables like this, and the names of those that the uncertainty may be made of.
 
     These are the user's, or all that the columns allow. Those that learn do so from `learn`; a temperature from the
-    table itself, because images that a model was trained on do not show its overconfidence. A head from the shelf
+    table itself, because images that a model was trained on do not show its overconfidence. A head that ships
     measures the aleatoric uncertainty, but does not compete: nobody knows which images it has learned from. If they
     were those of the table, it would have memorised the calibration images, and the guarantee would not hold.
     """
