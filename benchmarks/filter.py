@@ -28,7 +28,7 @@ from torch import nn
 
 from dubito.cache.runner import kept_memory
 from dubito.explain.literal_filter import binary_inputs, literal_filter
-from dubito.models.wrap import frozen
+from dubito.models.frozen import frozen
 
 PAPER_DRAWS = 2**27
 LONGER = 8

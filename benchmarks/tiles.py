@@ -34,7 +34,7 @@ from torch import Tensor, nn
 import dubito
 from dubito.cache.runner import kept_memory
 from dubito.models import WrappedClassifier
-from dubito.models.wrap import frozen
+from dubito.models.frozen import frozen
 from dubito.probes.forward import Forward
 from dubito.probes.tiles import Tiles
 

@@ -18,7 +18,7 @@ from dubito.table.columns import families
 
 SOURCE = Path(dubito.__file__).parent
 ORDER = (
-    ("errors", "choices"),
+    ("errors", "choices", "threads"),
     ("table",),
     ("types",),
     ("validate", "storage"),

@@ -99,6 +99,10 @@ class LeftOutFilesWarning(DubitoWarning):
     """Files of a folder or archive are hidden or not images, and were left out; the message counts them by ending."""
 
 
+class NondeterministicModelWarning(DubitoWarning):
+    """A model's predictions for the same images differ in their last bits from pass to pass."""
+
+
 class RepairedShardWarning(DubitoWarning):
     """A damaged or missing shard of a cache is being extracted again."""
 

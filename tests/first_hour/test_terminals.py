@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tests.cli.conftest import write_images
-from tests.evaluate.tiles import QUICK
-from tests.evaluate.tiles import data as tiles
 from torch import nn
 
 import dubito
 from dubito.cli import main
+from tests.cli.conftest import write_images
+from tests.evaluate.tiles import QUICK
+from tests.evaluate.tiles import data as tiles
 
 WIDTHS = (60, 80, 100)
 NAMES = [f"holiday in the mountains/{number:03d}.jpg" for number in range(120)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubito.errors import ModelError
 from dubito.models import wrap
-from dubito.models.wrap import frozen
+from dubito.models.frozen import frozen
 
 from .conftest import Mlp, X, check
 

@@ -1,7 +1,5 @@
 """Monte-Carlo dropout from outside: what a module in training mode would drop, and nothing else changes."""
 
-from contextlib import contextmanager
-
 import pytest
 import timm
 import torch
@@ -13,7 +11,7 @@ import dubito
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY
 from dubito.probes import Dropout
-from dubito.probes.dropout import _seeded, pass_seed
+from dubito.probes.dropout import pass_seed
 from dubito.storage import tensors_digest
 
 X = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -252,31 +250,3 @@ def test_settings():
     for rate in (0.0, 1.0, -0.5):
         with pytest.raises(ValueRangeError, match=rf"dropout: rate must be a number in \(0, 1\); got {rate}"):
             Dropout(rate=rate)
-
-
-def test_the_models_own_gpu_is_seeded_and_no_other(monkeypatch):
-    class Gpus:
-        """Three, the first of which is the current one, as torch.cuda has it."""
-
-        current, seeds = 0, ["user's", "user's", "user's"]
-
-        @contextmanager
-        def device(self, device):
-            self.current, before = device.index, self.current
-            yield
-            self.current = before
-
-        def manual_seed(self, seed):
-            self.seeds[self.current] = seed
-
-        def get_rng_state(self, device):
-            return self.seeds[device.index]
-
-        def set_rng_state(self, state, device):
-            self.seeds[device.index] = state
-
-    gpus = Gpus()
-    monkeypatch.setattr(torch, "get_device_module", lambda _: gpus)
-    with _seeded(5, torch.device("cuda", 2)):
-        assert (gpus.seeds, gpus.current) == (["user's", "user's", 5], 0)
-    assert gpus.seeds == ["user's"] * 3

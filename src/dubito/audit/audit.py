@@ -78,22 +78,21 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))
     processes = default_workers(opened) if workers is None else workers
-    with modes.forked(classifier):  # torch's loader draws a seed, even without workers
-        sample, findings, broken = take_sample(
-            classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
-        )
-        result.note(outputs.READABLE, outputs.check_readable(broken, chosen.ids))
-        for finding in findings:
-            result.note(finding.check, [finding])
-        if sample is not None:
-            _check_outputs(result, sample, chosen, label_space)
-        prints = []
-        for one in [opened] if against is None else [opened, open_images(against)]:
-            drawn, processes = draw_subset(one, compare, seed), default_workers(one) if workers is None else workers
-            prints.append(duplicates.take_fingerprints(drawn, workers=processes, progress=progress, of=len(one)))
-        result.note(duplicates.WITHIN, duplicates.check_duplicates(prints[0]), duplicates.compared(prints[0]))
-        across = duplicates.check_duplicates(*prints) if len(prints) > 1 else NotChecked("needs a second set: against=")
-        result.note(duplicates.ACROSS, across, duplicates.compared(*prints))
+    sample, findings, broken = take_sample(
+        classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
+    )
+    result.note(outputs.READABLE, outputs.check_readable(broken, chosen.ids))
+    for finding in findings:
+        result.note(finding.check, [finding])
+    if sample is not None:
+        _check_outputs(result, sample, chosen, label_space)
+    prints = []
+    for one in [opened] if against is None else [opened, open_images(against)]:
+        drawn, processes = draw_subset(one, compare, seed), default_workers(one) if workers is None else workers
+        prints.append(duplicates.take_fingerprints(drawn, workers=processes, progress=progress, of=len(one)))
+    result.note(duplicates.WITHIN, duplicates.check_duplicates(prints[0]), duplicates.compared(prints[0]))
+    across = duplicates.check_duplicates(*prints) if len(prints) > 1 else NotChecked("needs a second set: against=")
+    result.note(duplicates.ACROSS, across, duplicates.compared(*prints))
     return result
 
 

@@ -6,8 +6,6 @@ audit measures how much, on a copy; nothing about the user's module changes.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -15,6 +13,8 @@ from torch import Tensor, nn
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, counted, listed, percent
 from dubito.audit.outputs import eval_output, own_output
+from dubito.cache.runner import logit_change
+from dubito.threads import seeded
 from dubito.types import Classifier, Json
 
 TRAIN, STEADY = "train mode", "predictions that change by themselves"
@@ -57,10 +57,10 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
         return NotChecked("needs two images")
     passes = []
     for seed, part in ((1, x), (2, x), (1, x[: len(x) // 2])):
-        with forked(model, seed):
+        with seeded(seed, _devices(model)):
             passes.append(model.logits(model.features(part)).double().cpu())
     first, again, half = passes
-    random, by_batch = _change(first, again), _change(first[: len(half)], half)
+    random, by_batch = logit_change(first, again), logit_change(first[: len(half)], half)
     if max(random, by_batch) <= _CHANGED:
         return []
     what = f"Even in eval mode, logits differ from pass to pass, by {random:.2f} of their spread."
@@ -72,30 +72,6 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
     return [Finding(STEADY, "wrong", what, repair, evidence)]
 
 
-@contextmanager
-def forked(model: Classifier, seed: int | None = None) -> Iterator[None]:
-    """Restore the random state of the CPU and of the model's devices afterwards; with a seed, start from it.
-
-    Nothing else is seeded: torch.manual_seed would reach all devices of the machine.
-    """
-    devices = _devices(model)
-    indices = (device.index for device in devices if device.type == "cuda")
-    cuda = sorted({torch.cuda.current_device() if index is None else index for index in indices})
-    mps = any(device.type == "mps" for device in devices)
-    kept = torch.mps.get_rng_state() if mps else None
-    try:
-        with torch.random.fork_rng(cuda):
-            if seed is not None:
-                for generator in (torch.default_generator, *(torch.cuda.default_generators[one] for one in cuda)):
-                    generator.manual_seed(seed)
-                if mps:
-                    torch.mps.manual_seed(seed)
-            yield
-    finally:
-        if kept is not None:
-            torch.mps.set_rng_state(kept)
-
-
 def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float, float] | NotChecked:
     """Of a copy in its current mode: change against eval mode, between two passes, and share of other classes."""
     if len(x) < 2:
@@ -105,13 +81,13 @@ def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float
         expected = eval_output(model.module, x).double().cpu()
         duplicate = copy.deepcopy(model.module)
         for seed in (1, 2):
-            with forked(model, seed), torch.no_grad():
+            with seeded(seed, _devices(model)), torch.no_grad():
                 passes.append(own_output(duplicate, x).double().cpu())
     except Exception as error:  # a module that cannot be copied, or that trains with other arguments than it is run
         return NotChecked(f"the module is in train mode, but a copy of it cannot be run ({type(error).__name__})")
     first, again = passes
     flipped = float((first.argmax(-1) != expected.argmax(-1)).double().mean())
-    return _change(expected, first), _change(first, again), flipped
+    return logit_change(expected, first), logit_change(first, again), flipped
 
 
 def _differs(part: nn.Module) -> bool:
@@ -121,13 +97,6 @@ def _differs(part: nn.Module) -> bool:
     if type(part).__name__.startswith("Drop"):  # timm's DropPath and DropBlock2d
         return bool(getattr(part, "drop_prob", 1.0))
     return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
-
-
-def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
-    """Mean change of a logit, as a share of the logits' standard deviation."""
-    spread = float(before.std())
-    change = float((after - before).abs().mean())
-    return change / spread if spread > 0 else change
 
 
 def _devices(model: Classifier) -> set[torch.device]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, listed, percent
 from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
-from dubito.models.wrap import frozen, kept_buffers, output_of
+from dubito.models.frozen import frozen
+from dubito.models.wrap import output_of
 from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
@@ -220,7 +221,7 @@ def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:
 
 def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
     """What the module itself returns in eval mode; it is left unchanged."""
-    with frozen(module), kept_buffers(module):
+    with frozen(module):
         return own_output(module, x)
 
 

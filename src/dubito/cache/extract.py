@@ -172,7 +172,7 @@ class _Extraction:
             order = [group for of_block in groups.values() for group in of_block]
             recorded = self.manifest.probes.items()
             owners = {column: name for name, probe in recorded for column in probe.get("columns", ())}
-            probing = runner.ProbeRunner(self.model, self.probes, owners)
+            probing = runner.ProbeRunner(self.model, self.probes, owners, steady=False)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
             options["title"] = f"extract {self.images.name}"
             with runner.open_stream(self.images, self.model.transform, order, **options) as stream:

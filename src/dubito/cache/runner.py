@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, final
 
 import torch
+from jaxtyping import Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -29,6 +30,8 @@ from dubito.errors import (
     BrokenImageError,
     DubitoError,
     ImagesError,
+    ModelError,
+    NondeterministicModelWarning,
     SkippedImagesWarning,
     TableError,
     ValueRangeError,
@@ -36,6 +39,7 @@ from dubito.errors import (
 )
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
+from dubito.threads import Lock, seeded
 from dubito.types import (
     BaseProbe,
     Classifier,
@@ -62,6 +66,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # the numbers of glibc
 _MOST = 2**31 - 1
 _USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
 """The defaults, with the thresholds where glibc itself moves them once a program has freed large blocks."""
+_limits = Lock()
+_keeping: list[ctypes.CDLL] = []
+"""One entry per thread that keeps memory: the limits are those of the process, and the last thread restores them."""
+_RANDOM, _RANDOM_HALF = 1e-3, 1e-2
+"""How far logits of the same images may be apart, as a share of their spread: far above rounding."""
 
 
 def default_batch_size(device: torch.device) -> int:
@@ -162,6 +171,7 @@ def batches(
         batch_size=None,
         num_workers=workers,
         prefetch_factor=_AHEAD if workers else None,
+        generator=torch.Generator(),  # which draws the seeds of workers: by default the one of the process
     )
     try:
         return _raised(iter(loader))
@@ -249,10 +259,19 @@ class ProbeRunner:
         model: The model that the probes run.
         probes: The probes by name.
         owners: Columns that exist already, with the name of who writes each.
+        steady: Whether the model is known to predict the same in every pass; otherwise the first batch shows it.
     """
 
-    def __init__(self, model: Classifier, probes: Mapping[str, Probe], owners: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Classifier,
+        probes: Mapping[str, Probe],
+        owners: Mapping[str, str] | None = None,
+        *,
+        steady: bool = True,
+    ) -> None:
         self.model, self.probes = model, dict(probes)
+        self._steady = steady
         self._owners = {**(owners or {}), **dict.fromkeys(ROW_COLUMNS, "extract")}
         self._written: dict[str, set[str]] = {}
 
@@ -274,6 +293,9 @@ class ProbeRunner:
             target: What the task loss compares the logits with.
             mixed: Of images that are mixed from two: the other one's target, and the weight of the first.
         """
+        if not self._steady:
+            check_steady(self.model, x)
+            self._steady = True
         chosen = {name: self.probes[name] for name in (self.probes if names is None else names)}
         label = target if mixed is None else None  # two images in one have no class of their own
         shared: dict[str, Mapping[str, Tensor]] = {}
@@ -320,6 +342,47 @@ class ProbeRunner:
                 raise ValueRangeError(
                     f"image '{ids[row]}': {what} and at that image; an extraction keeps its finished shards."
                 )
+
+
+def check_steady(model: Classifier, x: Inputs) -> None:
+    """Raise ModelError for a model that answers at random, which half of a batch shows, run twice under two seeds.
+
+    Where no more than rounding differs, as between some kernels of GPUs, it is a warning.
+    """
+    x = x[: -(-len(x) // 2)]
+    passes = []
+    for seed in (1, 2):
+        with seeded(seed, {model.device, x.device}):
+            passes.append(model.logits(model.features(x)).cpu())
+    first, again = passes
+    if torch.equal(first, again) or not bool(first.isfinite().all()):  # of infinite ones, the image is named later
+        return
+    change = logit_change(first, again)
+    differing = (
+        f"{model.name} predicts something else in every pass: two passes over the same {len(x)} images give logits "
+        f"that differ by {change:.1%} of their standard deviation"
+    )
+    precise = first.dtype in (torch.float32, torch.float64)
+    if change <= (_RANDOM if precise else _RANDOM_HALF):
+        warnings.warn(
+            f"{differing} at most, as from operations that round differently each time. Two extractions of the same "
+            f"images will not be equal to the last bit; torch.use_deterministic_algorithms(True) makes them so.",
+            NondeterministicModelWarning,
+            stacklevel=2,
+        )
+        return
+    raise ModelError(
+        f"{differing}, also in eval mode, so a cache would hold noise. Look for dropout that is always on, such as "
+        f"F.dropout(x) without training=self.training, and for random augmentation in its forward; for uncertainty by "
+        f"dropout, pass probes=[Dropout()], which turns it on itself."
+    )
+
+
+def logit_change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
+    """Mean change of a logit, as a share of the logits' standard deviation."""
+    spread = float(before.double().std(correction=0))
+    change = float((after.double() - before.double()).abs().mean())
+    return change / spread if spread > 0 else change
 
 
 def predict_table(
@@ -411,7 +474,8 @@ def kept_memory() -> Iterator[None]:
 
     By default glibc maps every block above 32 MB anew and unmaps it when it is freed. A network's activations are such
     blocks: on a CPU, a third of a forward pass or more goes into page faults (benchmarks/extract.py measures it).
-    Inside this context, freed blocks stay in the process; afterwards they are returned and the usual limits hold.
+    Inside this context, freed blocks stay in the process; after the last thread they are returned and the usual limits
+    hold.
     Nothing is done without glibc, or where the user has tuned it already.
     """
     tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
@@ -419,13 +483,17 @@ def kept_memory() -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_MMAP_MAX, 0)
-    libc.mallopt(_TRIM_THRESHOLD, _MOST)
+    with _limits:
+        _keeping.append(libc)
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM_THRESHOLD, _MOST)
     try:
         yield
     finally:
-        for parameter, value in _USUAL.items():
-            libc.mallopt(parameter, value)
+        with _limits:
+            _keeping.pop()
+            for parameter, value in {} if _keeping else _USUAL.items():
+                libc.mallopt(parameter, value)
         libc.malloc_trim(0)
 
 

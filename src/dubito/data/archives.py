@@ -25,6 +25,7 @@ from dubito.data.image_set import ImageSet, hash_bytes, in_threads
 from dubito.data.labels import to_labels
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.storage import reading
+from dubito.threads import Lock
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Endings, in lower case, of tar files."""
@@ -55,6 +56,7 @@ class ArchiveImages(ImageSet):
         sums = {info.filename: (info.CRC, info.file_size) for info in members}
         self._sums = [sums[key] for key in ids]
         self._opened: tuple[int, zipfile.ZipFile] | None = None
+        self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -76,7 +78,9 @@ class ArchiveImages(ImageSet):
             hashed = self._hash(index, (info.CRC, info.file_size))
             if info.file_size > LIMIT:
                 raise too_large()
-            return decode(archive.read(info), name), hashed
+            with self._lock:  # threads share one file position
+                content = archive.read(info)
+            return decode(content, name), hashed
         except BrokenImageError as broken:
             return broken, hashed
         except _UNPACKING as error:

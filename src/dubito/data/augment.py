@@ -19,7 +19,7 @@ Their Table 3 puts a strong augmentation on top of half of the rows. How strong 
 | noise | `corruptions.noise`, severity 1 to 5 at random; not in their table |
 
 What is drawn depends on (seed, epoch, position) alone, and nobody else's random numbers are changed. torchvision draws
-from torch's global generator, so its state is set aside for that moment: do not draw in other threads meanwhile.
+from torch's global generator, so its state is set aside for that moment (`dubito.threads`).
 
 Section 3.2 of the paper caches the representations of the whole training, "all epochs, including random augmentations";
 `Augmented` is what their model would have seen, in the order of the epochs: row = epoch * n + image.
@@ -42,6 +42,7 @@ from dubito.data.corruptions import corrupt
 from dubito.data.image_set import View, hash_parts
 from dubito.errors import ValueRangeError
 from dubito.storage import encode
+from dubito.threads import seeded
 from dubito.types import Images, Json
 from dubito.validate import check_choice, check_number
 
@@ -291,7 +292,5 @@ class _Ids(Sequence[str]):
 def _drawing(stream: int, seed: int, epoch: int, index: int) -> Iterator[None]:
     """Seed the CPU generator of torch, which is global, for this image; afterwards it is as it was."""
     state = int(np.random.SeedSequence([stream, seed, epoch, index]).generate_state(1)[0])
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed every accelerator too, and leave it so.
-        torch.default_generator.manual_seed(state)
+    with seeded(state):
         yield

@@ -21,12 +21,9 @@ import importlib
 import io
 import os
 import stat
-import threading
 import time
 import urllib.error
 import urllib.request
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +32,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from dubito.data.image_set import hash_bytes
 from dubito.errors import BrokenImageError
+from dubito.threads import quiet
 
 LIMIT = 512 << 20
 """Bytes that are read of a file, a member of an archive or a URL: what 179 million pixels take without compression."""
@@ -74,7 +72,7 @@ def decode(source: bytes | Path | OSError, name: str) -> Image.Image:
     if package := missing_package(content):
         raise BrokenImageError(f"image '{name}' has a format that Pillow reads with a plug-in: pip install {package}")
     kind = "image"
-    with _quiet():
+    with quiet(module=r"PIL(\.|$)"):
         try:
             with Image.open(io.BytesIO(content)) as image:
                 kind = image.format or kind
@@ -231,25 +229,3 @@ def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
         )
     scaled = np.rint(values * (255 / top)).astype(np.uint8)
     return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled
-
-
-_decoding: "list[warnings.catch_warnings[None]]" = []
-"""One entry for each thread that decodes; the first one restores the filters, when the last thread has ended."""
-_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings; overlapping `warnings.catch_warnings` would restore each other's filters."""
-    with _lock:
-        _decoding.append(_decoding[0] if _decoding else warnings.catch_warnings())
-        if len(_decoding) == 1:
-            _decoding[0].__enter__()
-            warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
-    try:
-        yield
-    finally:
-        with _lock:
-            catcher = _decoding.pop()
-            if not _decoding:
-                catcher.__exit__(None, None, None)

@@ -21,8 +21,9 @@ from dubito.ensembles.layers import Link, Masked, SubLinear, Watch, chosen_layer
 from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_diversity, of_member, rows_each, trained_masks
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
+from dubito.models.frozen import frozen
 from dubito.models.weights import module_digests
-from dubito.models.wrap import WrappedClassifier, eager, frozen, kept_buffers, output_of, sample_of, wrap
+from dubito.models.wrap import WrappedClassifier, eager, output_of, sample_of, wrap
 from dubito.storage import read_tensors, reading, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
@@ -70,7 +71,7 @@ def extract_members(
     if len(x) != len(y):
         raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Pass one class per image.")
     each = rows_each(len(x), members, recipe)
-    with kept_buffers(module), frozen(module), kept_memory():
+    with frozen(module), kept_memory():
         # Rounding must not decide comparisons: no autocast there.
         with torch.autocast(model.device.type, enabled=False):
             pair = _on(model, x[:2])

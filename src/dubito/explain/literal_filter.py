@@ -26,8 +26,8 @@ from dubito.cache.disk import differing_parts
 from dubito.cache.runner import bar, kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
+from dubito.models.frozen import frozen
 from dubito.models.weights import module_digests
-from dubito.models.wrap import frozen
 from dubito.result import Axes, Result
 from dubito.storage import read_tensors, reading, write_tensors
 from dubito.types import Classifier, Json, finite
@@ -184,11 +184,13 @@ def literal_filter(
         identity["weights"] = module_digests(module)["weights"]
     state = FilterState() if kept is None else _read_state(kept, identity, draws)
     saved = time.monotonic()
-    with frozen(module), kept_memory(), bar("filter", draws, done=state.done, unit="inputs", show=progress) as advance:
+    with kept_memory(), bar("filter", draws, done=state.done, unit="inputs", show=progress) as advance:
         while state.done < draws:
             index, offset = divmod(state.done, batch)
             x = binary_inputs(shape, batch, seed=seed, index=index)[offset : draws - index * batch]
-            state.add(run(x), top)
+            with frozen(module):
+                output = run(x)
+            state.add(output, top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
                 kept.parent.mkdir(parents=True, exist_ok=True)

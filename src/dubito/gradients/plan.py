@@ -34,7 +34,8 @@ from dubito.data.image_set import some
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError, first_words
 from dubito.gradients.parts import Measure, Part, measured, norms
 from dubito.gradients.rules import RULES, Layout, WeightUse, layout_of
-from dubito.models.wrap import eager, frozen, kept_buffers, output_of, sample_of
+from dubito.models.frozen import frozen
+from dubito.models.wrap import eager, output_of, sample_of
 from dubito.types import Classifier
 
 Signature = tuple[tuple[str, ...], ...]
@@ -114,8 +115,7 @@ class Borrowed:
         if self._copied:
             self.module.train().eval()  # what a module has computed once and kept, it forgets when it is trained
         with frozen(self.module), torch.enable_grad():
-            with kept_buffers(self.module):
-                out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
+            out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
             output = output_of(out, len(x), self.name)
             return output.clamp_min(_TINY).log() if self._output == "probabilities" else output
 

@@ -34,7 +34,6 @@ whose lower tail is never heavier than that of one with as many degrees of freed
 With copies r of an image, p_y is that of the image itself, and log p_y is differentiated at every copy: e_y - p_r.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -49,7 +48,9 @@ from torch.func import grad, vmap
 from dubito.errors import ModelError
 from dubito.gradients.parts import BYTES, Measure, Part, measured
 from dubito.gradients.plan import Borrowed, GradientPlan, Graph, Use, Weight, layer_of, norms_of, warn_slow, warn_unused
+from dubito.models.frozen import signature
 from dubito.models.wrap import eager
+from dubito.threads import quiet
 from dubito.types import Classifier
 
 LEVEL = 0.95
@@ -217,8 +218,7 @@ def _vmapped(
         return (borrowed.logits(one, chosen) * c).sum()
 
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop")  # the user has been warned that it is slow
+        with quiet(message=".*performance drop"):  # the user has been warned that it is slow
             gradients: dict[str, Tensor] = vmap(grad(weighted_logits), in_dims=(None, 0, 0))(leaves, x, cotangent)
         return gradients
     except (RuntimeError, ValueError):  # control flow that depends on data, operations without a batching rule
@@ -231,15 +231,11 @@ def _vmapped(
 
 
 def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
-    """What must stay: the memory of parameters and buffers, in order, parameters as they are, and the look of inputs.
+    """What must stay: layers, parameters and buffers as they are, and the look of inputs.
 
     A plan is proved with the parameters of its time: where a gradient was zero then, there was nothing to prove.
     """
-    module = eager(model.module)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    memory = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors)
-    written = tuple(0 if tensor.is_inference() else tensor._version for tensor in module.parameters())
-    return (id(model.module), memory, written, tuple(x.shape[1:]), x.dtype)
+    return (id(model.module), signature(eager(model.module)), tuple(x.shape[1:]), x.dtype)
 
 
 class Cotangents:

@@ -11,7 +11,7 @@ all of the in-distribution ones are refused whatever their score: for them, no g
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -28,6 +28,8 @@ from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
+from dubito.models.frozen import signature
+from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
@@ -67,6 +69,8 @@ class Guard(Result):
     rows: dict[str, int]
     model: Classifier | None = None
     probes: Sequence[Probe] = ()
+    _checked: tuple[Provenance, tuple[object, ...]] | None = field(default=None, init=False)
+    """The model's own record, and the signature of its module at that time."""
 
     @classmethod
     def fit(  # noqa: PLR0913 (one call that users type; everything after `confidence` is optional)
@@ -121,15 +125,15 @@ class Guard(Result):
         labelled = guarantee.kind != "coverage" or has_model_labels(table)
         if labelled:
             wrong_predictions(table, by="guard.fit")  # checks the labels
-        provenance = table.provenance
+        provenance, checked = table.provenance, None
         if model is not None:
-            own = _identity(model, provenance, of=f"guard.fit: {table.name}")
-            provenance = own if provenance is None else provenance.with_model(own)
+            checked = _identity(model, provenance, of=f"guard.fit: {table.name}")
+            provenance = checked[0] if provenance is None else provenance.with_model(checked[0])
         selection, selected_on, calibrate, rows = select_scores(
             table, scores, train, labelled=labelled, novel=novel, seed=seed
         )
         threshold, refused = selection.threshold(guarantee, selected_on, calibrate, len(table))
-        return cls(
+        guard = cls(
             guarantee=guarantee,
             threshold=threshold,
             selection=selection,
@@ -140,6 +144,8 @@ class Guard(Result):
             model=model,
             probes=probes,
         )
+        guard._checked = checked
+        return guard
 
     def __call__(self, images: Any) -> Verdict | Decisions:
         """A verdict of one image, or of each of many.
@@ -158,8 +164,24 @@ class Guard(Result):
         """The model's table of images, with every column that the guard reads."""
         if self.model is None:
             raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
+        self._check_unchanged(self.model)
         probes = probes_for(self.needs, self.provenance, self.probes, by="guard")
         return predict_table(self.model, one_or_many(images)[0], probes, provenance=self.provenance)
+
+    def _check_unchanged(self, model: Classifier) -> None:
+        """Raise ModelError if the model has been trained further, in place, since the guard was fitted or loaded.
+
+        Weights are hashed only where the module's signature has changed.
+        """
+        if self._checked is not None and self._checked[1] == signature(eager(model.module)):
+            return
+        own, made = _identity(model, None, of="guard"), self._checked and self._checked[0]
+        if made and (reason := made.difference(own[0])):
+            raise ModelError(
+                f"guard: {model.name} has changed since the guard was fitted or loaded: {reason}. Its guarantee says "
+                f"nothing about the model as it is now: extract images with it, and fit a guard on them."
+            )
+        self._checked = own
 
     def decide(self, table: Table) -> Decisions:
         """A verdict of every row of a table of the same model."""
@@ -234,7 +256,7 @@ class Guard(Result):
         """
         guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
         if model is not None:
-            _identity(model, guard.provenance, of=f"guard in '{path}'")
+            guard._checked = _identity(model, guard.provenance, of=f"guard in '{path}'")
             guard.classes = guard.classes or model.classes
         guard.model, guard.probes = model, probes
         return guard
@@ -304,17 +326,20 @@ class Guard(Result):
         return "\n".join(f"{name:12}  {text}" for name, text in lines.items())
 
 
-def _identity(model: object, made: Provenance | None, *, of: str) -> Provenance:
-    """The model's own record; ModelError for what is no classifier, or not the one that made the table or guard."""
+def _identity(model: object, made: Provenance | None, *, of: str) -> tuple[Provenance, tuple[object, ...]]:
+    """The model's own record, and the signature of its module.
+
+    ModelError for what is no classifier, or not the one that made the table or guard.
+    """
     if not isinstance(model, Classifier):
         raise ModelError(
             f"{of}: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
-    own = model_identity(model)
+    own, signed = model_identity(model), signature(eager(model.module))
     if made and (reason := made.difference(own)):
         raise ModelError(
             f"{of} belongs to another model than {model.name}: {reason}. A guarantee of that one says nothing about "
             f"this one: extract images with {model.name}, and fit a guard on them."
         )
-    return own
+    return own, signed

@@ -25,7 +25,8 @@ from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.losses import head_loss
 from dubito.heads.module import HeadModule
 from dubito.models import wrap
-from dubito.models.wrap import frozen, output_of
+from dubito.models.frozen import frozen
+from dubito.models.wrap import output_of
 from dubito.types import Classifier
 
 _CLOSE = 1e-5

@@ -29,6 +29,7 @@ from dubito.choices import Init
 from dubito.errors import TableError, ValueRangeError
 from dubito.heads.linear_logits import centred_layer
 from dubito.table import Table
+from dubito.threads import seeded
 from dubito.validate import check_choice, check_number
 
 SMALLEST = 1e-6
@@ -66,8 +67,7 @@ class HeadModule(nn.Module):
         self.features, self.width, self.depth = features, width, depth
         sizes = [features, *[width] * depth, 1]
         layers: list[nn.Module] = []
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # not CUDA's, which a fork without devices would not restore
+        with seeded(seed):
             for before, after in pairwise(sizes):
                 layers += [nn.Linear(before, after), nn.LeakyReLU(SLOPE)]
         self.layers = nn.Sequential(*layers[:-1], nn.Softplus())

@@ -9,7 +9,7 @@ tiled(x)                 features, and the logits of every tile, in one pass
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final, get_args
 
@@ -20,9 +20,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError, first_words
+from dubito.models.frozen import frozen
 from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.models.weights import module_digests, operations
+from dubito.threads import one_at_a_time
 from dubito.types import Json, Tiled, Transform
 from dubito.validate import check_choice
 
@@ -91,12 +93,13 @@ class WrappedClassifier:
         self._count = len(self.classes) if self.classes is not None else classes
         self.output, self._head = output, head
         if head is not None:
-            named_weight(eager(module), head)
+            with frozen(eager(module)):  # a parametrization may write where its weight is read
+                named_weight(eager(module), head)
         self.layer: nn.Linear | None = None
         self._plan: ForwardPlan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         self._owned = False
-        self._writes = self._counts = True
+        self._writes = True
 
     def __repr__(self) -> str:
         return f"WrappedClassifier({self.name!r} on {self.device})"
@@ -113,19 +116,21 @@ class WrappedClassifier:
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
-        plan = self._understand(x)
-        tapped = None if self.layer is None else read_input(self.layer, lambda: self._run(x))
-        return self._watched_features(x, plan) if tapped is None else tapped.clone()  # it may be the input's own memory
+        with one_at_a_time:
+            plan = self._understand(x)
+            tapped = None if self.layer is None else read_input(self.layer, lambda: self._run(x))
+            # What it read may be the input's own memory.
+            return self._watched_features(x, plan) if tapped is None else tapped.clone()
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
         """The last layer on features, for rows (n, d) and tiles (n, t, d)."""
-        weight, bias = self._concat_heads()
-        if z.shape[-1] != weight.shape[1]:
-            raise ModelError(
-                f"{self.name}.logits: features must be {weight.shape[1]} wide; got {z.shape[-1]}. "
-                f"Features of another model, or of another layer, do not fit this head."
-            )
-        with torch.no_grad():
+        with one_at_a_time, torch.no_grad():
+            weight, bias = self._concat_heads()
+            if z.shape[-1] != weight.shape[1]:
+                raise ModelError(
+                    f"{self.name}.logits: features must be {weight.shape[1]} wide; got {z.shape[-1]}. "
+                    f"Features of another model, or of another layer, do not fit this head."
+                )
             return F.linear(z.to(self.device, weight.dtype), weight, bias)
 
     def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
@@ -134,16 +139,18 @@ class WrappedClassifier:
 
     def feature_grid(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n h w d"]:
         """The feature map with its two axes."""
-        return self._rows_and_tiles(x, self._with_map(x))[1]
+        with one_at_a_time:
+            return self._rows_and_tiles(x, self._with_map(x))[1]
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
-        plan = self._with_map(x)
-        if not plan.convolutional:
-            rows, tiles = self._rows_and_tiles(x, plan)
-            h, w = tiles.shape[1:3]
-            return Tiled(rows.clone(), (h, w), lambda start, stop: self.logits(tiles[start:stop].flatten(1, 2)))
-        calls = self._watched(x, plan)
+        with one_at_a_time:
+            plan = self._with_map(x)
+            if not plan.convolutional:
+                rows, tiles = self._rows_and_tiles(x, plan)
+                h, w = tiles.shape[1:3]
+                return Tiled(rows.clone(), (h, w), lambda start, stop: self.logits(tiles[start:stop].flatten(1, 2)))
+            calls = self._watched(x, plan)
         logits = calls[plan.stop_at].source  # a convolutional head gives every tile's logits before the pool
         h, w = logits.shape[2:]
         features = plan.tile_features(calls).mean(1)
@@ -151,18 +158,20 @@ class WrappedClassifier:
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
-        weight, bias = self._concat_heads()
-        return weight.clone(), None if bias is None else bias.clone()
+        with one_at_a_time:
+            weight, bias = self._concat_heads()
+            return weight.clone(), None if bias is None else bias.clone()
 
     def fingerprint(self) -> Json:
         """Hashes of the weights and the settings of the transform."""
-        return {
-            "model": self.name,
-            "head": {"layer": self._head, "output": self.output},
-            **module_digests(eager(self.module)),
-            "operations": operations(eager(self.module)),
-            "transform": self.transform.describe(),
-        }
+        with one_at_a_time:  # what a pass writes is no part of it
+            return {
+                "model": self.name,
+                "head": {"layer": self._head, "output": self.output},
+                **module_digests(eager(self.module)),
+                "operations": operations(eager(self.module)),
+                "transform": self.transform.describe(),
+            }
 
     def _concat_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
@@ -185,6 +194,10 @@ class WrappedClassifier:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
         if self._plan is not None and not self._replaced():
             return self._plan
+        with frozen(eager(self.module)):  # a parametrization may write where its weight is read
+            return self._make_plan(x)
+
+    def _make_plan(self, x: Tensor) -> ForwardPlan:
         self._plan = self.layer = None
         if len(x) == 0:
             raise ModelError(f"{self.name}: its first batch has no images. Pass at least one, to find its head.")
@@ -256,9 +269,8 @@ class WrappedClassifier:
 
     def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
         module, like = eager(self.module), sample_of(self.module)
-        changed: list[str] = []
         try:
-            with frozen(module), kept_buffers(module, changed) if self._counts else contextlib.nullcontext():
+            with frozen(module):
                 # A module may write into its input: the user's is copied, until the first pass shows that it does not.
                 x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
                 with spy or contextlib.nullcontext():
@@ -270,8 +282,6 @@ class WrappedClassifier:
             reason = first_words(f"{type(error).__name__}: {error}".rstrip(": "))
             refusal = f"{self.name} cannot take inputs of shape ({shape}) ({reason})"
             raise RefusedInputsError(f"{refusal}. {_repair(x.shape[1:])}") from error
-        finally:
-            self._counts = self._counts and (bool(changed) or self._plan is None)
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return output_of(out, len(x), self.name)
@@ -326,44 +336,3 @@ def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Modul
         return module if here == there else copy.deepcopy(module).to(there)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device: '{device}' cannot be used here ({first_words(error)}). Try device='cpu'.") from error
-
-
-@contextlib.contextmanager
-def frozen(module: nn.Module) -> Iterator[nn.Module]:
-    """The module in eval mode without gradients; every submodule's own mode and the random state come back afterwards.
-
-    Eval mode keeps BatchNorm statistics and dropout still; parameters, requires_grad and hooks are never touched.
-    """
-    training = [part for part in module.modules() if part.training]
-    random = torch.get_rng_state()
-    try:
-        for part in training:
-            part.training = False
-        with torch.inference_mode(False), torch.no_grad():
-            yield module
-    finally:
-        torch.set_rng_state(random)
-        for part in training:
-            part.training = True
-
-
-@contextlib.contextmanager
-def kept_buffers(module: nn.Module, changed: list[str] | None = None) -> Iterator[None]:
-    """Put back all buffers that a forward changes even in eval mode, such as a counter; their names join `changed`."""
-    # How often each was written to; one made under inference_mode cannot be.
-    kept = [
-        (part, name, buffer, 0 if buffer.is_inference() else buffer._version, buffer.clone())
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        for part, name, buffer, version, before in kept:
-            if part._buffers[name] is not buffer or version != (0 if buffer.is_inference() else buffer._version):
-                part._buffers[name] = buffer
-                with torch.no_grad():
-                    buffer.copy_(before)
-                if changed is not None:
-                    changed.append(name)

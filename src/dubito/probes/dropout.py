@@ -13,7 +13,7 @@ bits.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from dubito.errors import ModelError
 from dubito.probes.members import EnsembleProbe
 from dubito.storage import tensors_digest
+from dubito.threads import seeded
 from dubito.types import Classifier, Inputs
 from dubito.validate import check_number
 
@@ -85,7 +86,7 @@ class Dropout(EnsembleProbe):
 
     def _features(self, model: Classifier, x: Inputs, seed: int) -> "tuple[Tensor, _Dropping]":
         drop = _Dropping(self.rate)
-        with _seeded(seed, x.device), drop, _stochastic_depth(model.module, drop):
+        with seeded(seed, [x.device]), drop, _stochastic_depth(model.module, drop):
             return model.features(x), drop
 
 
@@ -153,18 +154,4 @@ def _stochastic_depth(module: nn.Module, drop: _Dropping) -> Iterator[None]:
         for part in module.modules():
             if type(part).__name__.endswith(("DropPath", "StochasticDepth")):
                 hooks.callback(part.register_forward_hook(hook).remove)
-        yield
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers of this device follow from the seed; outside, all generators continue undisturbed."""
-    others = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
-        torch.default_generator.manual_seed(seed)
-        for other in others:
-            kind = torch.get_device_module(other)
-            # One of several GPUs is seeded by being the current one; where there is only one, there is no such choice.
-            with kind.device(other) if hasattr(kind, "device") else nullcontext():
-                kind.manual_seed(seed)
         yield

@@ -30,6 +30,7 @@ from dubito.gradients.parts import Measure
 from dubito.gradients.plan import check_logits
 from dubito.gradients.sweep import Cotangents, Prepared, Sweep, bound_factor, normals, signs
 from dubito.table.columns import families
+from dubito.threads import one_at_a_time
 from dubito.types import Classifier, Inputs, Json, Targets, depth_weight
 from dubito.validate import check_choice, check_number
 
@@ -137,7 +138,7 @@ class Gradient:
         """The columns of one batch; labels play no part."""
         if len(x) == 0:
             raise ValueRangeError("gradient: got a batch without images. Pass at least one.")
-        with torch.inference_mode(False):
+        with one_at_a_time, torch.inference_mode(False):  # passes forward and back share stand-ins
             prepared = self._models.get("last")
             if prepared is None or not prepared.fits(model, x):
                 prepared = self._models["last"] = Prepared(model, x, self._chosen_layers)

@@ -9,8 +9,10 @@ arbitrary class, and ambiguous items lie between classes, where they attract que
 data set by itself. Here queries arrive one at a time, so they are compared with the threshold of the items.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 from jaxtyping import Bool
@@ -26,11 +28,24 @@ from dubito.search.memory import FOLDER, MemoryBackend
 from dubito.search.retrieval import Radii, SearchResult
 from dubito.search.rule import Rule, Thresholds
 from dubito.table import Provenance, Table
+from dubito.threads import Lock
 from dubito.types import Json, Score
 from dubito.validate import check_number
 
 _TOP, _QUERIES = 10, 200
 """Neighbours whose recall is measured, and how many items serve as queries."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_one_thread(method: Method) -> Method:
+    """A method of an index that no other thread interrupts: additions read the items before they write."""
+
+    @wraps(method)
+    def locked(index: "SafeIndex", *args: Any, **kwargs: Any) -> Any:
+        with index._lock:
+            return method(index, *args, **kwargs)
+
+    return cast("Method", locked)
 
 
 @final
@@ -60,6 +75,7 @@ class SafeIndex:
         check_number(width, "[1, inf)", by="SafeIndex", what="width", whole=True, hint="Pass that of the features.")
         self.backend: Backend = MemoryBackend(width, Rule(quantile, clean, per_class))
         self.score = score
+        self._lock = Lock()
         self._radii: tuple[int, Radii] | None = None  # and the revision of the items that they were measured on
 
     @classmethod
@@ -147,6 +163,7 @@ class SafeIndex:
 
         return FOLDER.load(Path(folder), read)
 
+    @_in_one_thread
     def save(self, folder: str | Path) -> Path:
         """Save the index in a folder: a new or empty one, or in place of the index there.
 
@@ -178,12 +195,15 @@ class SafeIndex:
         """Close the connection to a server; the next call opens it again. In memory, this does nothing."""
         self.backend.close()
 
+    @_in_one_thread
     def __len__(self) -> int:
         return self.backend.state().rows
 
+    @_in_one_thread
     def __contains__(self, name: str) -> bool:
         return bool(self.backend.existing([name]))
 
+    @_in_one_thread
     def __repr__(self) -> str:
         state, rule = self.backend.state(), self.rule
         return (
@@ -202,24 +222,29 @@ class SafeIndex:
         return self.backend.rule
 
     @property
+    @_in_one_thread
     def provenance(self) -> Provenance | None:
         """The model that made the features of the items, if known."""
         return self.backend.state().origin.provenance
 
     @property
+    @_in_one_thread
     def thresholds(self) -> Thresholds:
         """The uncertainties above which items are left out and queries refused."""
         return _thresholds(self.backend.state())
 
     @property
+    @_in_one_thread
     def kept(self) -> int:
         """How many items are searched."""
         return self.backend.state().kept
 
+    @_in_one_thread
     def left_out(self) -> list[str]:
         """The ids of items that are never returned, sorted."""
         return self.backend.left_out()
 
+    @_in_one_thread
     def add(
         self,
         items: Table | Array,
@@ -257,6 +282,7 @@ class SafeIndex:
         if isinstance(uncertainty, Score):
             self.score = uncertainty
 
+    @_in_one_thread
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
         names = as_list(ids)
@@ -269,6 +295,7 @@ class SafeIndex:
         if names:
             self.backend.remove(names)
 
+    @_in_one_thread
     def search(
         self,
         queries: Table | Array,
@@ -324,6 +351,7 @@ class SafeIndex:
             queries=embedded.ids,
         )
 
+    @_in_one_thread
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:
         """Search an approximation from now on, and measure how often it finds what the exact search finds.
 

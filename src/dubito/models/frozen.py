@@ -1,0 +1,245 @@
+"""A module during a pass: in eval mode, used by one thread, and afterwards as it was, also after an error.
+
+Modes and the random state come back, and so do parameters and buffers that a pass replaces or writes into:
+
+    replaced         by the object that was there
+    other memory     (weight.data = ...) by the memory that was there
+    written into     by a copy, where the version counter of the tensor has moved
+
+A copy is made once, and again after somebody else has written into the tensor: it is not paid for in every pass. Small
+tensors always have one; of the large ones, those that the module writes into in its first pass, after which every
+tensor is compared with its copy. A large one that is written into for the first time later on cannot be restored: that
+raises ModelError. What is written through `.data` escapes version counters: it is restored where the first pass does
+it, too. Buffers that a pass adds, such as tables that are computed once, stay.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from dubito.errors import ModelError
+from dubito.threads import kept_random, one_at_a_time
+
+_SMALL, _SMALL_BUFFER = 2**16, 2**22
+"""Numbers of a parameter and of a buffer that always have a copy: norms, biases, statistics, tables of positions."""
+_SAMPLED = 16
+_revisions = count()
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[nn.Module]:
+    """The module in eval mode without gradients, in one thread at a time; afterwards nothing about it has changed.
+
+    Its own train() and eval() are not called, and requires_grad and hooks are never touched.
+
+    Raises:
+        ModelError: A large parameter was written into that had never been before; see above.
+    """
+    failed = False
+    with one_at_a_time, kept_random(), torch.inference_mode(False), torch.no_grad():
+        state = _state_of(module)
+        slots, modes = state.slots, [part.training for part in state.parts]
+        try:
+            _switch(state.parts, [False] * len(modes))
+            yield module
+        except Exception:
+            failed = True
+            raise
+        finally:
+            _switch(state.parts, modes)
+            lost = state.restore(slots)
+            if lost and not failed:
+                raise ModelError(
+                    f"{type(module).__name__}: its forward pass wrote into '{_name_of(lost[0], module)}', which it had "
+                    f"not done for earlier batches, so what was there is lost. Load its weights again; from now on "
+                    f"this tensor is restored after every pass."
+                )
+
+
+def signature(module: nn.Module) -> tuple[object, ...]:
+    """What differs once layers, parameters or buffers have been replaced or written into, but not by `frozen` passes.
+
+    It is cheap: of their numbers it reads the last one of some tensors, because writing through `.data` shows nowhere
+    else. Where it differs, `module_digests` says whether the module does.
+    """
+    with one_at_a_time:
+        state = _state_of(module)
+        tensors = [slot.tensor for slot in state.slots if slot.tensor is not None and slot.kept is not None]
+        numbers = [one for one in tensors if one.is_floating_point() and one.numel() and one.device.type != "meta"]
+        sample = [*numbers[:: max(1, len(numbers) // _SAMPLED)], *numbers[-1:]]
+        return (state.revision, *(float(one.detach()[(-1,) * one.dim()]).hex() for one in sample))
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a tensor was before a pass.
+
+    Attributes:
+        version: Its version counter.
+        address: Of its memory.
+        memory: The same memory, as a tensor of its own.
+        before: A copy of its numbers, if there is one.
+        first: Whether no pass has been compared with the copy yet.
+        written: Whether passes write into it, perhaps unseen by its version counter.
+    """
+
+    version: int
+    address: int
+    memory: Tensor
+    before: Tensor | None
+    first: bool
+    written: bool = False
+
+    def restore(self, tensor: Tensor) -> bool:
+        """Put back memory and numbers; False where there is no copy of these."""
+        if tensor.data_ptr() != self.address:
+            tensor.data = self.memory
+        moved = tensor._version != self.version
+        if self.first and self.before is not None:
+            self.written = moved or not (tensor.is_meta or torch.equal(tensor, self.before))
+            self.before = self.before if self.written or _is_small(tensor) else None
+        self.first = False
+        if not moved and not self.written:
+            return True
+        known = self.before is not None
+        if self.before is None:
+            self.written, self.before = True, _copy(tensor)
+        else:
+            tensor.copy_(self.before)
+        self.version = tensor._version
+        return known
+
+
+class _Slot(NamedTuple):
+    """A place for a parameter or a buffer: the dict that holds it, its name there, and what is there."""
+
+    owner: dict[str, Tensor | None]
+    name: str
+    tensor: Tensor | None
+    kept: _Kept | None
+
+
+def _changed(slots: list[_Slot]) -> list[_Slot]:
+    """Those that hold another tensor, other memory or other numbers than they are known to; one quick loop."""
+    return [
+        slot
+        for slot in slots
+        if slot[0].get(slot[1]) is not slot[2]
+        or (
+            slot[3] is not None and (slot[2]._version != slot[3].version or slot[2].data_ptr() != slot[3].address)  # type: ignore[union-attr]
+        )
+    ]
+
+
+class _State:
+    """Parts, parameters and buffers of a module as they were before its latest pass.
+
+    Attributes:
+        revision: Another one whenever something has changed that no pass has done.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[nn.Module] = []
+        self.slots: list[_Slot] = []
+        self.revision = -1
+
+    def refresh(self, module: nn.Module) -> None:
+        """Take note of what has changed since the pass before."""
+        parts = _parts(module)
+        if parts != self.parts or len(self.slots) != _count(parts) or _changed(self.slots):
+            self.parts, self.revision = parts, next(_revisions)
+            self._keep()
+
+    def restore(self, slots: list[_Slot]) -> list[Tensor]:
+        """Put back what a pass has changed; returns the tensors whose numbers are lost."""
+        lost, added = [], len(slots) != _count(self.parts)
+        unseen = [slot for slot in slots if slot.kept is not None and (slot.kept.first or slot.kept.written)]
+        for owner, name, tensor, kept in [*_changed(slots), *unseen]:
+            added = added or tensor is None
+            if tensor is not None:
+                owner[name] = tensor
+                if kept is not None and not kept.restore(tensor):
+                    lost.append(tensor)
+        if added:  # part of the module from now on
+            self._keep()
+        return lost
+
+    def _keep(self) -> None:
+        known = {id(slot.tensor): slot.kept for slot in self.slots if slot.kept is not None}
+        first = not self.slots
+        self.slots = []
+        for part in self.parts:
+            for owner in (part._parameters, part._buffers):
+                for name, tensor in owner.items():
+                    kept = None if tensor is None else _kept(tensor, known.get(id(tensor)), first=first)
+                    if tensor is not None and kept is not None:
+                        known[id(tensor)] = kept
+                    self.slots.append(_Slot(owner, name, tensor, kept))  # type: ignore[arg-type]
+
+
+_STATES: "WeakKeyDictionary[nn.Module, _State]" = WeakKeyDictionary()
+
+
+def _state_of(module: nn.Module) -> _State:
+    state = _STATES.get(module)
+    if state is None:
+        state = _STATES[module] = _State()
+    state.refresh(module)
+    return state
+
+
+def _kept(tensor: Tensor, known: _Kept | None, *, first: bool) -> _Kept | None:
+    """What restores a tensor; None for one that cannot be written into, or that has no memory of the usual kind."""
+    if is_lazy(tensor) or tensor.is_inference() or tensor.layout != torch.strided:
+        return None
+    version, address = tensor._version, tensor.data_ptr()
+    if known is not None and (known.version, known.address) == (version, address):
+        return known
+    written = known is not None and known.written
+    before = _copy(tensor) if first or written or _is_small(tensor) else None
+    return _Kept(version, address, tensor.detach(), before, first, written)
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The module and all in it, each once; faster than `modules()`."""
+    parts = {module: None}
+    todo = [module]
+    while todo:
+        for part in todo.pop()._modules.values():
+            if part is not None and part not in parts:
+                parts[part] = None
+                todo.append(part)
+    return list(parts)
+
+
+def _count(parts: list[nn.Module]) -> int:
+    return sum(len(part._parameters) + len(part._buffers) for part in parts)
+
+
+def _switch(parts: list[nn.Module], modes: list[bool]) -> None:
+    for part, mode in zip(parts, modes, strict=True):
+        if part.training is not mode:
+            part.training = mode
+
+
+def _name_of(tensor: Tensor, module: nn.Module) -> str:
+    named = (*module.named_parameters(), *module.named_buffers())
+    return next((name for name, one in named if one is tensor), "a parameter")
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.numel() <= (_SMALL if isinstance(tensor, nn.Parameter) else _SMALL_BUFFER)
+
+
+def _copy(tensor: Tensor) -> Tensor | None:
+    try:
+        return tensor.detach().clone()
+    except torch.OutOfMemoryError:  # the module is to run where it just fits
+        return None

@@ -1,0 +1,133 @@
+"""What all threads of a process share, used by one of them at a time: modules, random numbers, filters of warnings.
+
+A pass through a module changes its mode, hooks it, and may write into it; dropout and augmentation draw from the one
+generator of the process. One lock serves all modules, because they share layers (the members of an implicit ensemble)
+and the generator. It is held for one pass, or for as long as several belong together; decoding images and computing
+scores need no lock. So answers do not depend on how many threads ask, and threads win what is outside of a pass.
+
+A child process starts with every lock released and nothing half done: a fork waits for whoever holds a lock.
+"""
+
+import os
+import random
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_numbers = count()
+_locks: "weakref.WeakValueDictionary[int, Lock]" = weakref.WeakValueDictionary()
+_forking = threading.local()
+
+
+@final
+class Lock:
+    """A re-entrant lock, for a `with` block. A copy of it, or one from a pickle, is another lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks[next(_numbers)] = self
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Lock"], tuple[()]]:
+        return Lock, ()
+
+
+def _acquire_all() -> None:
+    # The newest first: an object's own lock is taken before those of modules, which exist since they were imported.
+    _forking.locks = [lock for ref in reversed(_locks.valuerefs()) if (lock := ref()) is not None]
+    for lock in _forking.locks:
+        lock.__enter__()
+
+
+def _release_all() -> None:
+    for lock in _forking.locks:
+        lock.__exit__()
+    _forking.locks = []
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_acquire_all, after_in_parent=_release_all, after_in_child=_release_all)
+
+_filters = Lock()
+_silenced: "list[warnings.catch_warnings[None]]" = []
+"""One entry per thread inside `quiet`; the first one restores the filters, when the last thread has left."""
+one_at_a_time = Lock()
+"""Held during a pass through any module, and while the random state of the process is another."""
+
+
+@contextmanager
+def kept_random() -> Iterator[None]:
+    """Restore the random state of the CPU afterwards, in one thread at a time."""
+    with one_at_a_time:
+        state = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            # Not touched without need: threads that do not use this library may be drawing.
+            if not torch.equal(torch.get_rng_state(), state):
+                torch.set_rng_state(state)
+
+
+@contextmanager
+def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Inside, random numbers of the CPU, some devices, numpy and Python follow from a seed; all go on as before.
+
+    Not torch.manual_seed, which would reach every device of the machine.
+    """
+    others = {device for device in devices if device.type not in ("cpu", "meta")}
+    with kept_random():
+        numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (the state of the process)
+        states = {device: _call("get_rng_state", device) for device in others}
+        try:
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            random.seed(seed)
+            for device in others:
+                kind: Any = torch.get_device_module(device)
+                # One of several GPUs is seeded by being the current one; where there is only one, there is no choice.
+                with kind.device(device) if hasattr(kind, "device") else nullcontext():
+                    kind.manual_seed(seed)
+            yield
+        finally:
+            np.random.set_state(numbers)  # noqa: NPY002
+            random.setstate(python)
+            for device, state in states.items():
+                _call("set_rng_state", device, state)
+
+
+def _call(name: str, device: torch.device, *state: Tensor) -> Any:
+    function: Any = getattr(torch.get_device_module(device), name)
+    return function(*state) if device.type == "mps" else function(*state, device)
+
+
+@contextmanager
+def quiet(message: str = "", module: str = "") -> Iterator[None]:
+    """Ignore warnings whose message or module matches; overlapping `catch_warnings` would restore each other's filters.
+
+    With several threads, they are ignored until the last one has left.
+    """
+    with _filters:
+        _silenced.append(_silenced[0] if _silenced else warnings.catch_warnings())
+        if len(_silenced) == 1:
+            _silenced[0].__enter__()
+        warnings.filterwarnings("ignore", message=message, module=module)
+    try:
+        yield
+    finally:
+        with _filters:
+            catcher = _silenced.pop()
+            if not _silenced:
+                catcher.__exit__(None, None, None)
