@@ -20,7 +20,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 _numbers = count()
 _locks: "weakref.WeakValueDictionary[int, Lock]" = weakref.WeakValueDictionary()
@@ -108,7 +107,7 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
                 _call("set_rng_state", device, state)
 
 
-def _call(name: str, device: torch.device, *state: Tensor) -> Any:
+def _call(name: str, device: torch.device, *state: Any) -> Any:
     function: Any = getattr(torch.get_device_module(device), name)
     return function(*state) if device.type == "mps" else function(*state, device)
 

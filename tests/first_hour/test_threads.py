@@ -45,7 +45,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.fc(self.pool(self.body(x)).flatten(1) + self.calls)
+        return self.fc(self.pool(self.body(x + self.calls)).flatten(1))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,8 @@ def guard(model, tmp_path_factory):
         label = model.logits(model.features(x)).argmax(1)
     label[::40] = (label[::40] + 1) % 4
     table = dubito.extract(model, x, folder / "cache", labels=label, progress=False)
-    return dubito.Guard.fit(model, table, risk=0.2)
+    # Its scores have tests of their own: most of the time is to go into passes.
+    return dubito.Guard.fit(model, table, risk=0.2, scores="entropy", sets=False, novel=0.0)
 
 
 def answers_of_threads(answer, inputs, calls=CALLS, threads=THREADS):
@@ -120,7 +121,7 @@ PROBES = [Dropout(3), Gradient(), Tiles(), PreActivation(), Views(), Forward()]
 def test_a_probe_answers_as_in_one_thread(model, probe):
     torch.manual_seed(0)
     inputs = list(torch.rand(6, 2, 3, SIZE, SIZE))
-    check(lambda x: plain(probe.run(model, x, None)), inputs, calls=6 if probe.name == "gradient" else 25)
+    check(lambda x: plain(probe.run(model, x, None)), inputs, calls=6)
 
 
 def test_scores_and_searches_answer_as_in_one_thread():
@@ -131,9 +132,9 @@ def test_scores_and_searches_answer_as_in_one_thread():
     tables = [dubito.Table(feature=draw.normal(size=(5, 8)), logit=draw.normal(size=(5, 4))) for _ in range(IMAGES)]
     scores = [dubito.Entropy(), dubito.Density().fit(train), dubito.Neighbours().fit(train)]
     for score in scores:
-        check(lambda table, score=score: score.score(table).numpy().tobytes(), tables, calls=50)
+        check(lambda table, score=score: score.score(table).numpy().tobytes(), tables, calls=20)
     index = dubito.SafeIndex.build(train, dubito.Entropy())
-    check(lambda table: index.search(table, k=3, sets=True).to_dict(), tables, calls=50)
+    check(lambda table: index.search(table, k=3, sets=True).to_dict(), tables, calls=20)
 
 
 def test_an_index_keeps_what_many_threads_write():
@@ -239,5 +240,5 @@ def test_a_server_of_many_requests(guard, pictures):
 def test_a_search_for_half_a_neighbour():
     index = dubito.SafeIndex.build(np.eye(4), np.zeros(4), clean="none")
     search = inspect.unwrap(dubito.SafeIndex.search)  # the type check of the tests would come first
-    with pytest.raises(ValueRangeError, match=r"SafeIndex\.search: k must be a whole number .*; got 1\.5"):
+    with pytest.raises(ValueRangeError, match=r"SafeIndex\.search: k must be a whole number.*; got 1\.5"):
         search(index, np.eye(4)[:1], k=1.5)

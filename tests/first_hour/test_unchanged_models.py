@@ -169,11 +169,12 @@ def test_a_steady_model_costs_one_more_batch(tmp_path):
 
 
 def fitted(tmp_path):
+    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval()
     model, x = dubito.wrap(module, name="mine"), torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
     label = model.logits(model.features(x)).argmax(1)
     table = dubito.extract(model, x, tmp_path / "cache", labels=label, progress=False)
-    return module, x, dubito.Guard.fit(model, table, risk=0.2)
+    return module, x, dubito.Guard.fit(model, table, risk=0.2, scores="entropy", sets=False, novel=0.0)
 
 
 def add(module):

@@ -321,6 +321,7 @@ class SafeIndex:
             sets: Also return all items within each query's uncertainty.
             at_most: The largest number of items in a set.
         """
+        check_number(k, "[1, inf)", by="SafeIndex.search", what="k", whole=True, hint="5 is usual.")
         state = self.backend.state()
         _thresholds(state)
         own = None if exclude is None else as_list(exclude)
