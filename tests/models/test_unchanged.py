@@ -1,7 +1,9 @@
 """The module is the user's: what is borrowed comes back, and what the user changes is noticed."""
 
 import copy
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -211,3 +213,13 @@ def test_a_module_shared_by_two_parents_is_restored():
     with frozen(module), frozen(module):
         pass
     assert modes(module) == [True, True, False, True]
+
+
+def test_a_module_is_not_kept_alive():
+    module = network()
+    with frozen(module):
+        pass
+    seen = weakref.ref(module)
+    del module
+    gc.collect()
+    assert seen() is None

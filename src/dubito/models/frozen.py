@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -44,17 +44,18 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
     """
     failed = False
     with one_at_a_time, kept_random(), torch.inference_mode(False), torch.no_grad():
-        state = _state_of(module)
-        slots, modes = state.slots, [part.training for part in state.parts]
+        parts = _parts(module)
+        modes, state = [part.training for part in parts], _state_of(module, parts)
+        slots = state.slots
         try:
-            _switch(state.parts, [False] * len(modes))
+            _switch(parts, [False] * len(modes))
             yield module
         except Exception:
             failed = True
             raise
         finally:
-            _switch(state.parts, modes)
-            lost = state.restore(slots)
+            _switch(parts, modes)
+            lost = state.restore(slots, parts)
             if lost and not failed:
                 raise ModelError(
                     f"{type(module).__name__}: its forward pass wrote into '{_name_of(lost[0], module)}', which it had "
@@ -70,7 +71,7 @@ def signature(module: nn.Module) -> tuple[object, ...]:
     else. Where it differs, `module_digests` says whether the module does.
     """
     with one_at_a_time:
-        state = _state_of(module)
+        state = _state_of(module, _parts(module))
         tensors = [slot.tensor for slot in state.slots if slot.tensor is not None and slot.kept is not None]
         numbers = [one for one in tensors if one.is_floating_point() and one.numel() and one.device.type != "meta"]
         sample = [*numbers[:: max(1, len(numbers) // _SAMPLED)], *numbers[-1:]]
@@ -146,20 +147,21 @@ class _State:
     """
 
     def __init__(self) -> None:
-        self.parts: list[nn.Module] = []
+        # A module must not be kept alive by what is known of it.
+        self.parts: list[ReferenceType[nn.Module]] = []
         self.slots: list[_Slot] = []
         self.revision = -1
 
-    def refresh(self, module: nn.Module) -> None:
+    def refresh(self, parts: list[nn.Module]) -> None:
         """Take note of what has changed since the pass before."""
-        parts = _parts(module)
-        if parts != self.parts or len(self.slots) != _count(parts) or _changed(self.slots):
-            self.parts, self.revision = parts, next(_revisions)
-            self._keep()
+        now = [ref(part) for part in parts]
+        if now != self.parts or len(self.slots) != _count(parts) or _changed(self.slots):
+            self.parts, self.revision = now, next(_revisions)
+            self._keep(parts)
 
-    def restore(self, slots: list[_Slot]) -> list[Tensor]:
+    def restore(self, slots: list[_Slot], parts: list[nn.Module]) -> list[Tensor]:
         """Put back what a pass has changed; returns the tensors whose numbers are lost."""
-        lost, added = [], len(slots) != _count(self.parts)
+        lost, added = [], len(slots) != _count(parts)
         unseen = [slot for slot in slots if slot.kept is not None and (slot.kept.first or slot.kept.written)]
         for owner, name, tensor, kept in [*_changed(slots), *unseen]:
             added = added or tensor is None
@@ -168,14 +170,14 @@ class _State:
                 if kept is not None and not kept.restore(tensor):
                     lost.append(tensor)
         if added:  # part of the module from now on
-            self._keep()
+            self._keep(parts)
         return lost
 
-    def _keep(self) -> None:
+    def _keep(self, parts: list[nn.Module]) -> None:
         known = {id(slot.tensor): slot.kept for slot in self.slots if slot.kept is not None}
         first = not self.slots
         self.slots = []
-        for part in self.parts:
+        for part in parts:
             for owner in (part._parameters, part._buffers):
                 for name, tensor in owner.items():
                     kept = None if tensor is None else _kept(tensor, known.get(id(tensor)), first=first)
@@ -187,11 +189,11 @@ class _State:
 _STATES: "WeakKeyDictionary[nn.Module, _State]" = WeakKeyDictionary()
 
 
-def _state_of(module: nn.Module) -> _State:
+def _state_of(module: nn.Module, parts: list[nn.Module]) -> _State:
     state = _STATES.get(module)
     if state is None:
         state = _STATES[module] = _State()
-    state.refresh(module)
+    state.refresh(parts)
     return state
 
 
