@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dubito.errors import ArtefactError, CacheBusyError, CacheError, TableError
-from dubito.storage import SavedFolder, locked, read_tensors, reading, write_csv, write_tensors
+from dubito.storage import SavedFolder, locked, parse_json, read_tensors, reading, write_csv, write_tensors
 
 
 def test_what_was_written_is_read_back_and_the_folder_is_made(tmp_path: Path) -> None:
@@ -132,3 +132,12 @@ def test_tensors_of_somebody_else(tmp_path: Path, metadata: dict[str, str] | Non
     write_tensors(tmp_path / "state", tensors(), NOTES)
     save_file(load_file(tmp_path / "state"), tmp_path / "state", metadata)
     refused(tmp_path / "state")
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
+def test_json_that_is_nested_too_deeply(tmp_path: Path, nested: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json(nested)
+    (tmp_path / "guard.json").write_text(nested)
+    with pytest.raises(ArtefactError, match=r"the guard in .* cannot be read \(it is nested too deeply\)\. Copy"):
+        SavedFolder("guard", "guard.json", 1, ("parts",), "Guard.save").read(tmp_path)

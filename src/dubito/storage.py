@@ -75,6 +75,31 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text from the disk; ValueError where it is none, or is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def write_sealed(path: Path, entries: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step, with a hash of everything that it says, so that damage is seen."""
+    plain = json.loads(json.dumps(dict(entries), allow_nan=False))  # what reading it back will give
+    write_json(path, {**plain, "digest": _digest(plain)})
+
+
+def read_sealed(path: Path, *, format: int) -> dict[str, Any]:  # noqa: A002 (the name of the entry)
+    """What `write_sealed` wrote, without the hash; ValueError for another format, or where it was changed since."""
+    entries: Any = parse_json(path.read_bytes())
+    written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
+    if written != format:
+        raise ValueError(f"{path.name} must be of format {format}; got {written}")
+    if entries.pop("digest", None) != _digest(entries):
+        raise ValueError(f"{path.name} was changed after it was written")
+    return dict(entries)
+
+
 def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
     """Replace a CSV in one step; its folder is made. Names that are not UTF-8 keep their bytes."""
     text = io.StringIO(newline="")
@@ -156,7 +181,7 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], notes: Mapping[st
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """What `write_tensors` wrote; ValueError where it was changed since."""
     with safe_open(path, framework="pt") as file:
-        notes: dict[str, Any] = json.loads(file.metadata()["notes"])
+        notes: dict[str, Any] = parse_json(file.metadata()["notes"])
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
     if notes.pop("digest") != _digest(notes, f"\n{tensors_digest(tensors)}"):
         raise ValueError("its checksum does not match")
@@ -227,26 +252,19 @@ class SavedFolder:
         self.check_place(folder)
         with writing(f"the {self.kind}", folder), locked(folder):
             try:
-                described = json.loads(json.dumps({"format": self.format, **write(folder)}, allow_nan=False))
-                write_json(folder / self.description, _sealed(described))
+                write_sealed(folder / self.description, {"format": self.format, **write(folder)})
             finally:
                 with contextlib.suppress(OSError):
                     self._sweep(folder)
 
     def read(self, folder: Path) -> dict[str, Any]:
         """The description, its format and seal checked."""
-        path, name = folder / self.description, self.description
+        path = folder / self.description
         if not path.is_file():
-            raise ArtefactError(f"no {self.kind} in '{folder}': {name} is not there. Save one with {self.how}.")
+            raise ArtefactError(f"no {self.kind} in '{folder}': {path.name} is not there. Save one with {self.how}.")
         repair = f"Copy the whole folder again, make the {self.kind} again, or update dubito."
         with reading(f"the {self.kind} in '{folder}'", repair):
-            entries: Any = json.loads(path.read_text(encoding="utf-8"))
-            written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
-            if written != self.format:
-                raise ValueError(f"{name} must be of format {self.format}; got {written}")
-            if entries.get("digest") != _sealed(entries)["digest"]:
-                raise ValueError(f"{name} was changed after it was written")
-        return dict(entries)
+            return read_sealed(path, format=self.format)
 
     def load(self, folder: Path, read: Callable[[dict[str, Any]], Loaded]) -> Loaded:
         """What `read` makes of the description; where the folder is replaced meanwhile, of the new one."""
@@ -350,12 +368,6 @@ def encode(text: str) -> bytes:
 def printable(text: str) -> str:
     """Text that any terminal and page takes: a byte of a file name that is not UTF-8 becomes a question mark."""
     return text.encode(errors="replace").decode()
-
-
-def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:
-    """With the hash of everything that it says."""
-    entries = {key: value for key, value in described.items() if key != "digest"}
-    return {**entries, "digest": _digest(entries)}
 
 
 def _digest(entries: Mapping[str, Any], tensors: str = "") -> str:

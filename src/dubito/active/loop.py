@@ -22,7 +22,7 @@ from dubito.active.labels import add_labels, read_labels, without_label, write_p
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.result import Axes, Result, axes, cell, plain
-from dubito.storage import encode, reading, write_json, writing
+from dubito.storage import encode, parse_json, reading, write_json, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
@@ -239,7 +239,7 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
     if not path.exists():
         return []
     with reading(f"'{path}'", "Delete it to start over."):
-        state = json.loads(path.read_text())
+        state = parse_json(path.read_bytes())
         saved, rounds = dict(state["identity"]), [Round.from_json(one) for one in state["rounds"]]
     now = json.loads(json.dumps(identity))
     if differing := [part for part in (now if rounds else ("pool", "start")) if saved.get(part) != now[part]]:

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.module import HeadModule, check_shape
-from dubito.storage import reading, write_file, write_json, writing
+from dubito.storage import parse_json, reading, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -169,7 +169,7 @@ def read_config(folder: str | Path) -> HeadConfig:
     """A head's config, without reading its weights."""
     folder = Path(folder)
     with reading(f"head in '{folder}': {CONFIG}", "Copy it again, or save the head again."):
-        entries: Any = json.loads(_read(folder, CONFIG))
+        entries: Any = parse_json(_read(folder, CONFIG))
     return HeadConfig.from_json(entries, f"'{folder / CONFIG}'")
 
 

@@ -14,7 +14,6 @@ and transfers to other data sets. Its values are an order, not probabilities: co
       .lock               held while a training writes here, as in each seed's folder; left over, it means nothing
 """
 
-import json
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -39,7 +38,7 @@ from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head
 from dubito.metrics import MedianSpread, RankedScore, median_spread
 from dubito.result import Axes, Result, axes, plain
-from dubito.storage import locked, write_json
+from dubito.storage import locked, parse_json, write_json
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_choice
@@ -424,7 +423,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
 def _write_report(to: Path, training: Training) -> None:
     """Write training.json; its time `finished` changes if and only if this call trained a seed."""
     try:
-        before = json.loads((to / TRAINING).read_text())
+        before = parse_json((to / TRAINING).read_bytes())
     except (OSError, ValueError):
         before = None
     finished = before.get("finished") if isinstance(before, dict) and not training.updates else None

@@ -7,7 +7,6 @@
 Of two heads with the same name, the user's own is taken.
 """
 
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from typing import Any, Literal, NamedTuple, final
 from dubito.choices import nearest
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
-from dubito.storage import reading
+from dubito.storage import parse_json, reading
 from dubito.table import Provenance
 
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -114,7 +113,7 @@ def _trainings(path: Path, name: str) -> dict[str, Path]:
     training = folders[0]
     repair = f"Name one of the heads in the folder, such as '{training / 'seed-1'}'."
     with reading(f"head: '{training / TRAINING}'", repair):
-        seed = int(json.loads((training / TRAINING).read_text())["median_seed"])
+        seed = int(parse_json((training / TRAINING).read_bytes())["median_seed"])
     return {name: training / f"seed-{seed}"}
 
 
@@ -142,7 +141,7 @@ def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:
     """The sort key of `entry_for`."""
     ended, median = 0.0, None
     try:
-        report = json.loads((entry.path.parent / TRAINING).read_text())
+        report = parse_json((entry.path.parent / TRAINING).read_bytes())
         median = f"seed-{report['median_seed']}"
         ended = datetime.fromisoformat(report["finished"]).timestamp()
     except (OSError, KeyError, TypeError, ValueError):  # no report: copied by hand

@@ -5,7 +5,6 @@ A saved score is a folder. score.json says which and how, state.safetensors hold
     {"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -33,7 +32,7 @@ from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.storage import reading, write_file, write_json, writing
+from dubito.storage import parse_json, reading, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
 from dubito.validate import check_choice
@@ -126,7 +125,7 @@ def load_score(path: str | Path) -> Score:
         if not (folder / file).is_file():
             raise ArtefactError(f"no saved score in '{folder}': {file} is not there. Save one with dubito.save_score.")
     with reading(saved, "Save it again."):
-        described: Any = json.loads((folder / _DESCRIPTION).read_text())
+        described: Any = parse_json((folder / _DESCRIPTION).read_bytes())
         tensors = load_file(folder / _STATE)
         kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
         if kind != FORMAT or name not in [*SCORES]:

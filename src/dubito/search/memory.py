@@ -38,7 +38,7 @@ from dubito.cache.disk import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.rule import Rule, Thresholds
-from dubito.storage import SavedFolder
+from dubito.storage import SavedFolder, parse_json
 
 FOLDER = SavedFolder("index", "index.json", 3, ("vectors", "items", "approximate", "score"), "SafeIndex.save")
 _SWAP = 16_384
@@ -290,7 +290,7 @@ def _read_vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[n
         (size,) = struct.unpack("<Q", file.read(8))
         if size != room or shape[0] < 0 or shape[1] < 1:
             raise ValueError(f"{path.name} does not have the size of {shape[0]} vectors of {shape[1]} numbers")
-        header = json.loads(file.read(size))["vectors"]
+        header = parse_json(file.read(size))["vectors"]
     if header["dtype"] != "F32" or tuple(header["shape"]) != shape:
         raise ValueError(f"vectors are {header['dtype']} of shape {header['shape']}, not F32 of {shape}")
     if mapped and shape[0]:
