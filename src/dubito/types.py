@@ -117,7 +117,10 @@ class Tiling(Protocol):
 
 @runtime_checkable
 class Probe(Protocol):
-    """Runs the model on a batch of images and writes columns, one row per image."""
+    """Runs the model on a batch of images and writes columns, one row per image.
+
+    With an attribute `uses_labels = False`, a cache takes it that the columns do not depend on labels.
+    """
 
     price: str
 

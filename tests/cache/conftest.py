@@ -1,6 +1,7 @@
 """A small network with every kind of state, and real image files to run it on."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from torch import nn
 
 import dubito
+from dubito.storage import write_sealed
 
 collect_ignore = ["child.py"]
 
@@ -48,6 +50,15 @@ def image_folder(root, count: int = 23, size: int = 20):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(path)
     return root
+
+
+def edit_manifest(folder, edit):
+    """Change the entries of a manifest, which is sealed again: as another version might have written it."""
+    entries = json.loads((folder / "manifest.json").read_text())
+    del entries["digest"]
+    edit(entries)
+    write_sealed(folder / "manifest.json", entries)
+    return entries
 
 
 def contents(folder):

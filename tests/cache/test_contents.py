@@ -15,7 +15,7 @@ from dubito.cache.disk import forget_shards
 from dubito.data import Augment
 from dubito.errors import CacheError, RepairedShardWarning, SkippedImagesWarning, StaleCacheError
 from dubito.storage import write_csv
-from tests.cache.conftest import contents
+from tests.cache.conftest import contents, edit_manifest
 
 
 class Stopping:
@@ -163,10 +163,9 @@ def test_images_of_a_users_own_class(model, tmp_path):
 
 def test_a_cache_of_an_older_format(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
-    path = tmp_path / "cache" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
-    for call in (lambda: dubito.open(path.parent), lambda: extract(model, folder, path.parent)):
-        with pytest.raises(CacheError, match=r"has format 1; this version of dubito reads format 2\. Extract again"):
+    edit_manifest(cache := tmp_path / "cache", lambda entries: entries.update(format=1))
+    for call in (lambda: dubito.open(cache), lambda: extract(model, folder, cache)):
+        with pytest.raises(CacheError, match=r"manifest\.json must be of format 3; got 1\)\. Extract again"):
             call()
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 import dubito
-from dubito.cache.disk import forget_shards
+from dubito.cache.disk import forget_shards, shard_at, write_shard
 from dubito.errors import DamagedShardError, RepairedShardWarning
-from tests.cache.conftest import contents
+from tests.cache.conftest import contents, edit_manifest
 
 
 def extract(model, images, to):
@@ -67,3 +67,80 @@ def test_rows_of_whole_shards_can_still_be_read(model, folder, tmp_path):
     assert len(table.rows(slice(0, 16)).logit) == 16
     with pytest.raises(DamagedShardError, match="forward-00002"):
         table.rows(slice(0, 17))
+
+
+class Brightness:
+    name, price, uses_labels = "brightness", "nothing", False
+
+    def run(self, model, x, label):
+        return {"brightness": x.mean((1, 2, 3))}
+
+    def settings(self):
+        return {}
+
+
+def test_a_copy_under_another_name_is_no_shard_of_that_block(model, folder, tmp_path):
+    cache = tmp_path / "cache"
+    extract(model, folder, cache)
+    expected = contents(cache)
+    first, second = (sorted(cache.glob(f"forward-0000{block}-*"))[0] for block in (0, 1))
+    copy = cache / second.name.replace("00001", "00000")
+    second.rename(copy)
+    edit_manifest(cache, lambda entries: entries["probes"]["forward"].pop("shards"))
+    first.unlink()
+    with pytest.warns(RepairedShardWarning, match=rf"{copy.name} was written as forward of block 1: it was renamed"):
+        extract(model, folder, cache)
+    assert contents(cache) == expected
+
+
+def test_of_several_shards_of_a_block_the_named_one_is_kept(model, folder, tmp_path):
+    cache = tmp_path / "cache"
+    extract(model, folder, cache)
+    expected = contents(cache)
+    shard = shard_at(sorted(cache.glob("forward-00001-*"))[0])
+    columns = {key: value + 1 for key, value in shard.read().items()}
+    other = write_shard(cache, "forward", 1, columns, {})
+    extract(model, folder, cache)
+    assert contents(cache) == expected
+    write_shard(cache, "forward", 1, columns, {})
+    edit_manifest(cache, lambda entries: entries["probes"]["forward"].pop("shards"))  # killed before it was finished
+    with pytest.warns(RepairedShardWarning, match=r"is one of 2 of the same images; it is extracted again") as caught:
+        extract(model, folder, cache)
+    assert len(caught) == 2
+    assert not other.path.exists()
+    assert contents(cache) == expected
+
+
+def test_a_shard_with_other_rows_than_its_images_have(model, folder, tmp_path):
+    cache = tmp_path / "cache"
+    extract(model, folder, cache)
+    expected = contents(cache)
+    shard = shard_at(sorted(cache.glob("forward-00001-*"))[0])
+    write_shard(cache, "forward", 1, {key: value[:7] for key, value in shard.read().items()}, {})
+    shard.path.unlink()
+    edit_manifest(cache, lambda entries: entries["probes"]["forward"].pop("shards"))
+    with pytest.warns(RepairedShardWarning, match="has 7 rows for 8 images"):
+        extract(model, folder, cache)
+    assert contents(cache) == expected
+
+
+def test_a_shard_of_a_probe_that_does_not_run_now(model, folder, tmp_path):
+    cache = tmp_path / "cache"
+    dubito.extract(model, folder, cache, batch_size=4, shard_size=8, workers=0, probes=[Brightness()])
+    expected = contents(cache)
+    sorted(cache.glob("brightness-00001-*"))[0].unlink()
+    with pytest.raises(DamagedShardError, match="Run the same extraction again with the probe brightness"):
+        extract(model, folder, cache)
+    with pytest.warns(RepairedShardWarning, match="brightness-00001"):
+        dubito.extract(model, folder, cache, workers=0, probes=[Brightness()])
+    assert contents(cache) == expected
+
+
+def test_a_lost_head_is_written_again(model, folder, tmp_path):
+    cache, probes = tmp_path / "cache", [dubito.probes.Forward(store_logit=False)]
+    dubito.extract(model, folder, cache, workers=0, probes=probes)
+    expected = contents(cache)
+    sorted(cache.glob("head-*"))[0].unlink()
+    with pytest.warns(RepairedShardWarning, match="head-00000"):
+        dubito.extract(model, folder, cache, workers=0, probes=probes)
+    assert contents(cache) == expected

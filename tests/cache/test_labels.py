@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ from dubito.cache.labels import (
 )
 from dubito.data import ArrayImages
 from dubito.errors import ImagesError, LabelOrderWarning, OwnLabelsWarning, StaleCacheError
-from tests.cache.conftest import small_network
+from tests.cache.conftest import edit_manifest, small_network
 
 INFO = ImageNetInfo("imagenet-1k")
 TIMM = [INFO.index_to_description(index) for index in range(1000)]
@@ -128,10 +126,7 @@ def test_new_names_of_the_same_labels_are_taken_over(model, tmp_path):
 
 def test_a_cache_from_before_labels_had_names_opens(model, tmp_path):
     dubito.extract(model, torch.zeros(2, 3, 16, 16), tmp_path / "cache", labels=[5, 7], label_space="own", workers=0)
-    path = tmp_path / "cache" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["label_names"]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(tmp_path / "cache", lambda entries: entries.pop("label_names"))
     assert dubito.open(tmp_path / "cache").label_names is None
 
 

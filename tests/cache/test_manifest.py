@@ -10,6 +10,7 @@ import torch
 import dubito
 from dubito.cache.disk import model_identity
 from dubito.table import Provenance
+from tests.cache.conftest import contents, edit_manifest
 
 
 def test_the_provenance_is_the_model_part_by_part(model, folder, tmp_path):
@@ -27,17 +28,19 @@ def test_the_provenance_is_the_model_part_by_part(model, folder, tmp_path):
 @pytest.mark.parametrize("parts", [{}, {"operations": {"ReLU": 1}}], ids=["nothing recorded", "in another form"])
 def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder, tmp_path, parts):
     expected = dubito.extract(model, folder, tmp_path / "cache", workers=0).provenance
-    path = tmp_path / "cache" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["identity"]["operations"], manifest["identity"]["tensors"]
-    manifest["identity"] |= parts
-    path.write_text(json.dumps(manifest))
+
+    def edit(entries):
+        del entries["identity"]["operations"], entries["identity"]["tensors"]
+        entries["identity"] |= parts
+
+    edit_manifest(tmp_path / "cache", edit)
+    before = contents(tmp_path / "cache")
     assert dubito.open(tmp_path / "cache").provenance == replace(
         expected, **{"operations": None, "tensors": None} | parts
     )
     assert dubito.open(tmp_path / "cache", model=model).provenance == expected
     assert dubito.extract(model, folder, tmp_path / "cache", workers=0).provenance == expected
-    assert json.loads(path.read_text()) == manifest
+    assert contents(tmp_path / "cache") == before
 
 
 def test_the_provenance_records_how_probes_were_configured(model, folder, tmp_path):
@@ -76,10 +79,7 @@ def test_fine_tuning_and_another_version_are_distinguished(model):
 
 def test_tensors_alone_do_not_make_a_cache_stale(model, folder, tmp_path):
     dubito.extract(model, folder, tmp_path / "cache", workers=0)
-    path = tmp_path / "cache" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["identity"]["tensors"]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(tmp_path / "cache", lambda entries: entries["identity"].pop("tensors"))
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
     assert len(table) == 23
     assert dubito.open(tmp_path / "cache", model=model).model_id == table.model_id

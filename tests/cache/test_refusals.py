@@ -1,7 +1,5 @@
 """What extraction refuses, before or without harm to what is there."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from dubito.errors import (
     TableError,
     ValueRangeError,
 )
-from tests.cache.conftest import contents, small_network
+from tests.cache.conftest import contents, edit_manifest, small_network
 
 
 def extract(model, images, to, **options):
@@ -205,9 +203,8 @@ def test_a_probe_whose_columns_come_and_go(model, folder, tmp_path, batches):
 
 def test_a_manifest_of_another_make(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
-    path = tmp_path / "cache" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
-    with pytest.raises(CacheError, match=r"manifest\.json cannot be read \(.*'more'\)\. Extract again into"):
+    edit_manifest(tmp_path / "cache", lambda entries: entries.update(more=1))
+    with pytest.raises(CacheError, match=r"cache .* cannot be read \(.*'more'\)\. Extract again into"):
         dubito.open(tmp_path / "cache")
 
 

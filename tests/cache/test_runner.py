@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import random
 
 import numpy as np
 import pytest
@@ -202,3 +203,27 @@ if platform.libc_ver()[0] == "glibc":
         outside = faults(block)
         assert inside < 100
         assert outside > 8 * 32  # at the least one fault a huge page, every time
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Images that draw from every global generator."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        pixels = np.random.randint(0, 256, (8, 8, 3), dtype=np.uint8)  # noqa: NPY002
+        return Image.fromarray(pixels).rotate(random.choice([0, 90])), int(torch.randint(3, ()))  # noqa: S311
+
+
+@pytest.mark.parametrize("run", ["predict_table", "audit"])
+def test_random_states_are_as_they_were(exact, run):
+    def states():
+        return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    images = dubito.open_images(Noisy())
+    before = states()
+    predict_table(exact, images, workers=2 if run == "predict_table" else 0)
+    if run == "audit":
+        dubito.audit(exact, images, progress=False)
+    assert states() == before

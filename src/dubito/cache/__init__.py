@@ -2,5 +2,6 @@
 
 from dubito.cache.disk import open_cache
 from dubito.cache.extract import extract
+from dubito.cache.relabel import label_cache
 
-__all__ = ["extract", "open_cache"]
+__all__ = ["extract", "label_cache", "open_cache"]

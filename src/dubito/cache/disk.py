@@ -12,8 +12,9 @@ and no paths, so two extractions of the same images by the same model give the s
 
 A shard holds columns of consecutive images. Its kind is a probe's name, `rows` for what is known of the images
 themselves (ids, labels, hashes of their contents), or `head` for a last layer that logits are rebuilt with. Its name
-carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record. Opening a cache
-reads the manifest alone; rows are read from memory-mapped shards when they are needed, half precision as float32, and a
+carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record, and its header
+repeats kind and block, so that a renamed shard is seen. The manifest is sealed by its own hash. Opening a cache reads
+the manifest alone; rows are read from memory-mapped shards when they are needed, half precision as float32, and a
 shard's checksum is verified once, when its rows are first touched.
 """
 
@@ -36,18 +37,22 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dubito.cache.labels import label_table
+from dubito.choices import LabelSpace
 from dubito.data.augment import Augmented
 from dubito.data.files import is_image
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
+from dubito.data.labels import Labels
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
-from dubito.storage import UNFINISHED, checksum, encode, reading, write_file, write_json
+from dubito.probes import base_probe
+from dubito.storage import UNFINISHED, checksum, encode, parse_json, read_sealed, reading, write_file, write_sealed
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.provenance import CARRIED, describe_difference
 from dubito.table.table import take
 from dubito.table.views import Computed, Stacked
 from dubito.types import Classifier, Images, Json
 
-FORMAT = 2
+FORMAT = 3
 FILE = "manifest.json"
 _PARTS = {
     "weights": "the model's weights",
@@ -63,6 +68,7 @@ _PARTS = {
 ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""
 _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
+_UNLABELLED = "none"
 _OPEN_AT_ONCE = 32
 
 
@@ -85,16 +91,22 @@ class Shard:
         """What is wrong with the file, or None: reads every byte."""
         try:
             actual = checksum(self.path)
-        except OSError as error:
-            return f"cannot be read ({error.strerror})"
-        return None if actual == self.crc else f"has checksum {actual}, its name says {self.crc}"
+            if actual != self.crc:
+                return f"has checksum {actual}, its name says {self.crc}"
+            kind, block = (self.notes()[key] for key in ("kind", "block"))
+        except (OSError, LookupError, TypeError, ValueError, struct.error) as error:
+            return f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        if (kind, block) != (self.kind, self.index):
+            return f"was written as {kind} of block {block}: it was renamed"
+        return None
 
     def check(self, damage: str | None = None) -> None:
         """Raise DamagedShardError for this damage, or unless every byte is as it was written."""
         if damage := damage or self.damage():
+            also = "" if self.kind in (ROWS, HEAD, base_probe().name) else f" with the probe {self.kind}"
             raise DamagedShardError(
                 f"shard {self.name} in '{self.path.parent}' {damage}. "
-                f"Run the same extraction again: it redoes this shard and nothing else."
+                f"Run the same extraction again{also}: it redoes this shard and nothing else."
             )
 
     def read(self) -> dict[str, Tensor]:
@@ -106,17 +118,22 @@ class Shard:
         """Names, types and shapes of the columns, and the notes, without reading the columns."""
         with self.path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            return cast("dict[str, Any]", json.loads(file.read(size)))
+            return cast("dict[str, Any]", parse_json(file.read(size)))
 
-    def notes(self) -> Any:
-        """The notes that `write_shard` stored."""
-        return json.loads(self.header()["__metadata__"]["notes"])
+    def notes(self) -> Json:
+        """The notes that `write_shard` stored, with the shard's kind and block."""
+        return cast("Json", parse_json(self.header()["__metadata__"]["notes"]))
+
+    def rows(self) -> int:
+        """How many images have a row."""
+        hidden = ("__metadata__", "id.bytes", "content")
+        return next((one["shape"][0] for key, one in self.header().items() if key not in hidden), 0)
 
 
-def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
+def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Json) -> Shard:
     """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
     whole = {key: value.contiguous() for key, value in columns.items()}
-    data = save(whole, {"notes": json.dumps(notes, sort_keys=True)})
+    data = save(whole, {"notes": json.dumps({**notes, "kind": kind, "block": index}, sort_keys=True)})
     crc = f"{zlib.crc32(data):08x}"
     path = folder / f"{kind}-{index:05d}-{crc}.safetensors"
     write_file(path, data)
@@ -234,12 +251,22 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Replace the manifest in one step."""
-        write_json(folder / FILE, asdict(self))
+        write_sealed(folder / FILE, asdict(self))
+
+    @property
+    def kinds(self) -> list[Json]:
+        """What is recorded of each kind of shards: of the rows, and of every probe."""
+        return [self.rows, *self.probes.values()]
 
     @property
     def finished(self) -> bool:
         """Whether rows and all probes have all their shards."""
-        return all("shards" in kind for kind in (self.rows, *self.probes.values()))
+        return all("shards" in kind for kind in self.kinds)
+
+    def shard_names(self) -> list[str]:
+        """The shards that the cache is made of, as far as it is finished."""
+        heads = [kind[HEAD] for kind in self.kinds if HEAD in kind]
+        return [entry["name"] for kind in self.kinds for entry in kind.get("shards", ())] + heads
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -248,14 +275,17 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     repair = "Extract again into another folder, or delete this one."
-    with reading(f"cache '{folder}': {FILE}", repair, error=CacheError):
-        entries: Any = json.loads(path.read_text())
-        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
-        if written != FORMAT:
-            raise CacheError(
-                f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. {repair}"
-            )
-        return Manifest(**entries)
+    with reading(f"cache '{folder}'", repair, error=CacheError):
+        return Manifest(**read_sealed(path, format=FORMAT))
+
+
+def remove_replaced(folder: Path, manifest: Manifest) -> None:
+    """Remove shards of images of which the manifest names another one: leftovers of a process that was killed."""
+    named = [named_shard(folder, name) for name in manifest.shard_names()]
+    places = {(shard.kind, shard.index): shard.name for shard in named}
+    for shard in list_shards(folder):
+        if places.get((shard.kind, shard.index), shard.name) != shard.name:
+            shard.path.unlink()
 
 
 def identity(
@@ -278,16 +308,20 @@ def identity(
         "count": len(originals),
         "ids": hash_parts(*map(encode, originals.ids)).hex(),
         "images": None if hashed else originals.digest(),
-        "labels": "none",
+        "labels": _UNLABELLED,
     }
     if labels is not None:
-        values = labels[: len(originals)].long().contiguous().numpy().tobytes()
-        parts["labels"] = hash_bytes(str(space).encode(), values).hex()
+        parts["labels"] = hash_labels(labels[: len(originals)], space)
     if isinstance(images, Augmented):
         parts["augmentation"] = images.describe()
     if targets is not None:
         parts["targets"] = hash_array(targets.numpy()).hex()
     return parts
+
+
+def hash_labels(labels: Int[Tensor, "n"], space: str | None) -> str:
+    """One hash of the labels of all images, also of those that cannot be decoded, and of their space."""
+    return hash_bytes(str(space).encode(), labels.long().contiguous().numpy().tobytes()).hex()
 
 
 def model_identity(model: Classifier) -> Provenance:
@@ -302,6 +336,8 @@ def check_identity(
 ) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
     if differing := differing_parts(names, was, now):
+        if differing[0].startswith(_PARTS["labels"]) and len(differing) == 1 and now["labels"] != _UNLABELLED:
+            repair = f"store these labels without running the model: dubito.cache.label_cache('{folder}', labels)"
         message = f"cache '{folder}' does not match: {'; '.join(differing)}. Extract into another folder, or {repair}."
         raise StaleCacheError(message)
 
@@ -327,33 +363,52 @@ def _no_cache(folder: Path) -> str:
     return f"no cache in '{folder}': {reason}. Make one with dubito.extract(model, images, to='{folder}')."
 
 
-def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = None) -> Table:
-    """The table of a finished cache.
-
-    Args:
-        folder: The folder that was passed to extract as `to`.
-        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
-            recorded, or recorded in another form; None takes any cache.
-
-    Raises:
-        StaleCacheError: The cache's weights or transform are not this model's.
-    """
-    folder = Path(folder)
-    known = model_identity(model) if isinstance(model, Classifier) else model
+def finished_manifest(folder: Path) -> Manifest:
+    """The manifest of a finished cache; CacheError where there is none."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise CacheError(_no_cache(folder))
     if not manifest.finished:
         resume = "Run the same extraction again: it continues where it stopped."
         raise CacheError(f"cache '{folder}' is not finished. {resume}")
+    return manifest
+
+
+def open_cache(
+    folder: str | Path,
+    *,
+    model: Classifier | Provenance | None = None,
+    labels: Labels | None = None,
+    label_space: LabelSpace | None = None,
+) -> Table:
+    """The table of a finished cache.
+
+    Args:
+        folder: The folder that was passed to extract as `to`.
+        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
+            recorded, or recorded in another form; None takes any cache.
+        labels: Labels to use in place of the cache's own, for this table alone: a CSV file, a frame, a mapping from
+            image to label, or one label per row. `dubito.cache.label_cache` stores them.
+        label_space: "model" if these labels are the model's classes, "own" if they are another set's; by default
+            decided from class names, integers being the model's.
+
+    Raises:
+        StaleCacheError: The cache's weights or transform are not this model's.
+    """
+    folder = Path(folder)
+    known = model_identity(model) if isinstance(model, Classifier) else model
+    manifest = finished_manifest(folder)
+    if labels is not None and "augmentation" in manifest.identity:
+        store = f"Store them: dubito.cache.label_cache('{folder}', labels)."
+        raise CacheError(f"open: labels cannot be added to the augmented images of '{folder}' for one table. {store}")
     if known is not None:
         check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
-    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows), "id")}
-    for kind in (manifest.rows, *manifest.probes.values()):
-        shards = _shards(folder, kind)
+    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows, manifest.rows), "id")}
+    for kind in manifest.kinds:
+        shards = _shards(folder, kind, manifest.rows)
         columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
         if HEAD in kind:
-            columns["logit"] = _rebuilt(columns["feature"], _shard(folder, kind[HEAD]))
+            columns["logit"] = _rebuilt(columns["feature"], named_shard(folder, kind[HEAD]))
     parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
     recorded = Provenance(
         model=manifest.model,
@@ -364,7 +419,7 @@ def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = No
             for name, probe in manifest.probes.items()
         },
     )
-    return Table(
+    table = Table(
         name=str(folder),
         classes=manifest.classes,
         label_space=manifest.label_space or "model",
@@ -372,6 +427,9 @@ def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = No
         skipped=[(name, why) for name, why in manifest.skipped],
         provenance=recorded if known is None else recorded.with_model(known),
         **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
+    )
+    return (
+        table if labels is None else label_table(table, labels, label_space, of_targets="targets" in manifest.identity)
     )
 
 
@@ -383,7 +441,7 @@ def _rebuilt(feature: Column, shard: Shard) -> Computed:
     return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
 
 
-def _shard(folder: Path, name: str) -> Shard:
+def named_shard(folder: Path, name: str) -> Shard:
     """The shard that the manifest names."""
     shard = shard_at(folder / name)
     if shard is None:
@@ -392,12 +450,14 @@ def _shard(folder: Path, name: str) -> Shard:
     return shard
 
 
-def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
-    """The shards with their rows; each must be there in its full size."""
-    shards = [(_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
-    for shard, entry in shards:
+def _shards(folder: Path, kind: Json, images: Json) -> list[tuple[Shard, int]]:
+    """The shards with their rows; each must be there in its full size, and have the rows of its images."""
+    shards = [(named_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
+    for (shard, entry), of_images in zip(shards, images["shards"], strict=True):
         if not shard.path.exists():
             shard.check("is missing")
         if (size := shard.path.stat().st_size) != entry["bytes"]:
             shard.check(f"has {size} bytes, {entry['bytes']} were written")
+        if entry["rows"] != of_images["rows"]:
+            shard.check(f"has {entry['rows']} rows for {of_images['rows']} images")
     return [(shard, entry["rows"]) for shard, entry in shards if entry["rows"]]

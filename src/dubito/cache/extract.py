@@ -9,10 +9,13 @@ hash of all contents is written down in the end. So on resuming, images that thi
 hashes of their block's rows, and all others are read for the comparison alone. docs/design/cache.md has the exceptions.
 """
 
+import contextlib
 import copy
+import errno
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,7 +28,14 @@ from torch import Tensor
 
 from dubito.cache import disk, runner
 from dubito.cache.disk import HEAD, ROWS, Manifest, Shard
-from dubito.cache.labels import check_count, names_of_labels, resolve_labels, to_targets, warn_of_order
+from dubito.cache.labels import (
+    check_model_classes,
+    compared_rows,
+    names_of_labels,
+    resolve_labels,
+    to_targets,
+    warn_of_order,
+)
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
@@ -34,10 +44,11 @@ from dubito.probes import base_probe
 from dubito.storage import LOCK, check_empty, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
-from dubito.types import BaseProbe, Classifier, Images, Json, Mixed, NotingProbe, Probe, Targets
-from dubito.validate import check_choice, check_classes, check_model_first, check_number
+from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
+from dubito.validate import check_choice, check_model_first, check_number
 
 
+@runner.kept_random_state()
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier,
     images: Any,
@@ -62,7 +73,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             Hugging Face: whatever dubito.open_images takes.
         to: Folder of the cache: new, empty, or a cache of the same model and images. None for a table in memory, of
             images that are few.
-        labels: Labels for images that have none: a CSV, a mapping or a sequence.
+        labels: Labels for images that have none: a CSV, a DataFrame, a mapping or a sequence.
+            `dubito.cache.label_cache` adds them later.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
             from class names, integers being the model's.
         targets: What the task loss compares the logits with where that is not the class: an array (n, ...), one row
@@ -89,7 +101,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if base is not None:
         base.check_targets(values, None)
     folder = Path(to)
-    with locked(folder, busy=CacheBusyError, refused=CacheError):
+    with locked_if_writable(folder):
         initial = Manifest(
             identity=disk.identity(model, opened, stored, space, compared),
             model=model.name,
@@ -114,7 +126,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, f" All are listed in table.skipped and in {disk.FILE}.", stacklevel=3)
+    runner.warn_skipped(table, f" All are listed in table.skipped and in {disk.FILE}.", stacklevel=4)
     return table
 
 
@@ -126,6 +138,30 @@ def _in_memory(**call: Any) -> Table:
     disk.forget_shards()
     table.name = "table in memory"
     return table
+
+
+@contextlib.contextmanager
+def locked_if_writable(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock. On a read-only disk there is none to be had, and a finished cache needs none.
+
+    Raises:
+        CacheError: Something had to be written after all, and cannot be.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, busy=CacheBusyError, refused=CacheError))
+        except CacheError as error:
+            if isinstance(error, CacheBusyError) or not (folder / disk.FILE).is_file():
+                raise
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            raise CacheError(
+                f"cache '{folder}' is not complete, and cannot be written ({error.strerror}). "
+                f"Make the folder writable, or extract into another one."
+            ) from error
 
 
 @dataclass
@@ -167,6 +203,7 @@ class _Extraction:
         missing = {block: kinds for block in blocks if (kinds := self._missing(block))}
         first_time = any(ROWS in kinds for kinds in missing.values())
         self._verify([block for block in blocks if block not in missing], whole=first_time or not missing)
+        self._reopen(missing)
         if missing:
             groups = {block: self._groups(block) for block in missing}
             order = [group for of_block in groups.values() for group in of_block]
@@ -190,21 +227,49 @@ class _Extraction:
             previous.write(self.folder)
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
-        """The shards that are there and whole; damaged ones are removed, named, and done again."""
-        kinds = (self.manifest.rows, *self.manifest.probes.values())
-        damage = {shard["name"]: "is missing" for kind in kinds for shard in kind.get("shards", ())}
-        whole: dict[tuple[str, int], Shard] = {}
+        """The shards that are there and whole; all others are removed, those that are done again with a warning.
+
+        Where the manifest names the shard of a block, no other will do: it may have other labels. Where it does not,
+        and there are several, it is unknown which is right.
+        """
+        disk.remove_replaced(self.folder, self.manifest)
+        named = [disk.named_shard(self.folder, name) for name in self.manifest.shard_names()]
+        damaged = dict.fromkeys(named, "is missing")
+        whole: dict[tuple[str, int], list[Shard]] = defaultdict(list)
         for shard in disk.list_shards(self.folder):
-            damage.pop(shard.name, None)
+            damaged.pop(shard, None)
             if wrong := shard.damage():
-                damage[shard.name] = wrong
-                shard.path.unlink()
+                damaged[shard] = wrong
             else:
-                whole[shard.kind, shard.index] = shard
-        for name, wrong in sorted(damage.items()):
-            message = f"cache '{self.folder}': shard {name} {wrong}; it is extracted again."
-            warnings.warn(message, RepairedShardWarning, stacklevel=4)
-        return whole
+                whole[shard.kind, shard.index].append(shard)
+        for (kind, block), shards in whole.items():
+            images = whole.get((ROWS, block), ())
+            if len(shards) > 1:
+                damaged |= dict.fromkeys(shards, f"is one of {len(shards)} of the same images")
+            elif len(images) == 1 and kind != HEAD and shards[0].rows() != images[0].rows():
+                damaged[shards[0]] = f"has {shards[0].rows()} rows for {images[0].rows()} images"
+        for shard, wrong in damaged.items():
+            if shard.kind in (ROWS, HEAD, *self.probes):  # a probe that does not run now redoes nothing
+                shard.path.unlink(missing_ok=True)
+                message = f"cache '{self.folder}': shard {shard.name} {wrong}; it is extracted again."
+                warnings.warn(message, RepairedShardWarning, stacklevel=5)
+        return {place: shards[0] for place, shards in whole.items() if shards[0] not in damaged}
+
+    def _reopen(self, missing: dict[int, list[str]]) -> None:
+        """Before shards are done again, the manifest no longer names them: the new ones may have other bytes."""
+        for block, kinds in missing.items():
+            for kind in kinds:
+                if shard := self.shards.pop((kind, block), None):  # of a block that is done again as a whole
+                    shard.path.unlink()
+        redone = {kind for kinds in missing.values() for kind in kinds}
+        probes = self.manifest.probes
+        redone |= {name for name in probes if HEAD in probes[name] and (HEAD, 0) not in self.shards}
+        before = self.manifest.shard_names()
+        self.manifest.rows = {} if ROWS in redone else self.manifest.rows
+        for name in redone & probes.keys():
+            probes[name] = {key: probes[name][key] for key in ("settings", "price", "uses_labels")}
+        if self.manifest.shard_names() != before:
+            self.manifest.write(self.folder)
 
     def _missing(self, block: int) -> list[str]:
         """The kinds of shards that a block lacks; without its rows, it is unknown which images the others are of."""
@@ -250,10 +315,10 @@ class _Extraction:
     def _groups(self, block: int) -> list[list[int]]:
         """A block's images in batches; once its rows are there, only those that can be decoded."""
         rows = self.shards.get((ROWS, block))
-        skipped = {name for name, _ in rows.notes()["skipped"]} if rows else set()
+        skipped = {index for index, *_ in rows.notes()["skipped"]} if rows else set()
         # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
         groups = runner.in_batches(self._indices(block), self.manifest.batch_size)
-        return [[index for index in group if self.images.ids[index] not in skipped] for group in groups]
+        return [[index for index in group if index not in skipped] for group in groups]
 
     def _extract_block(
         self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: runner.ProbeRunner
@@ -271,7 +336,7 @@ class _Extraction:
             rows.contents |= batch.contents
             x = runner.inputs_of(batch, self.model)
             if x is not None:
-                target, mixed = self._compared(batch.indices)
+                target, mixed = compared_rows(self.images, self.values, batch.indices)
                 if target is not None and not self._checked:
                     self._check_values(x)
                 ids = [self.images.ids[index] for index in batch.indices]
@@ -294,25 +359,12 @@ class _Extraction:
                 f"Put it back, or extract into another folder."
             )
 
-    def _compared(self, indices: list[int]) -> tuple[Targets | None, Mixed | None]:
-        """What the task loss compares rows with; where images are mixed, also the other one's and the weight."""
-        if self.values is None:
-            return None, None
-        own = self.values[torch.tensor(indices) % len(self.values)]
-        if not isinstance(self.images, Augmented) or not self.images.augment.mixes:
-            return own, None
-        partners, weight = self.images.mixing(indices)
-        return own, (self.values[partners], weight)
-
     def _check_values(self, x: Tensor) -> None:
         """All of them at once, before the first batch is paid for: one image shows how many classes there are."""
         count = self.model.logits(self.model.features(x[:1])).shape[1]
         if self.labels is not None and self.manifest.label_space == "model":
-            repair = "Pass the model's class indices, or label_space='own' if these are classes of another set."
-            options: Json = {"ids": self.images.ids, "hint": repair, "error": ImagesError}
-            check_classes(self.labels, count, by="extract", of="labels", **options)
-            if self.classes_by_position and self.images.classes is not None:
-                check_count(self.images.classes, count)
+            by_place = self.classes_by_position
+            check_model_classes(self.labels, self.images, count, by="extract", by_place=by_place)
         if self.base is not None:
             self.base.check_targets(self.values, count)
         self._checked = True
@@ -326,26 +378,24 @@ class _Extraction:
         if self.hashed:
             data = b"".join(rows.contents[index] for index in self._indices(block))
             columns["content"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._write(ROWS, block, columns, {"skipped": [[self.images.ids[index], why] for index, why in rows.broken]})
+        skipped = [[index, self.images.ids[index], why] for index, why in rows.broken]
+        self._write(ROWS, block, columns, {"skipped": skipped})
 
     def _write(self, kind: str, block: int, columns: runner.Columns, notes: Json) -> None:
-        shard, before = disk.write_shard(self.folder, kind, block, columns, notes), self.shards.get((kind, block))
-        if before is not None and before != shard:
-            before.path.unlink()
-        self.shards[kind, block] = shard
-        self.written.append(shard)
+        self.shards[kind, block] = disk.write_shard(self.folder, kind, block, columns, notes)
+        self.written.append(self.shards[kind, block])
 
     def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
-        self.manifest.skipped = [entry for shard in rows for entry in shard.notes()["skipped"]]
+        self.manifest.skipped = [entry[1:] for shard in rows for entry in shard.notes()["skipped"]]
         if len(self.manifest.skipped) == len(self.images):
             raise ImagesError(
                 f"none of the {len(self.images)} images in {self.images.name} could be decoded; "
                 f"the first: {self.manifest.skipped[0][1]}"
             )
-        self.manifest.rows = _summary(rows)
+        self.manifest.rows = summary(rows)
         for name, probe in self.probes.items():
-            self.manifest.probes[name] |= _summary([self.shards[name, shard.index] for shard in rows])
+            self.manifest.probes[name] |= summary([self.shards[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
                 if (HEAD, 0) not in self.shards:
                     weight, bias = self.model.head()
@@ -408,7 +458,7 @@ def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe])
     if before is None:
         others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and path not in leftovers)
         check_empty(folder, others, "cache", f"that of a cache, which has a {disk.FILE}", error=CacheError)
-    elif disk.list_shards(folder) or any("shards" in kind for kind in (before.rows, *before.probes.values())):
+    elif disk.list_shards(folder) or before.shard_names():
         # If nothing was ever extracted, settings of that attempt do not bind.
         # The contents of the images are compared as they are read.
         now = {"images": before.identity["images"]} if manifest.identity["images"] is None else {}
@@ -420,10 +470,12 @@ def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe])
         previous = copy.deepcopy(before) if before.finished else None
         before.label_names, manifest = manifest.label_names, before
     for path in leftovers:
-        path.unlink()
+        with contextlib.suppress(OSError):  # a read-only disk keeps them, and they do no harm
+            path.unlink()
     new = [probe for name, probe in probes.items() if name not in manifest.probes]
     for probe in new:
-        manifest.probes[probe.name] = {"settings": probe.settings(), "price": probe.price}
+        entries: Json = {"settings": probe.settings(), "price": probe.price}
+        manifest.probes[probe.name] = entries | {"uses_labels": getattr(probe, "uses_labels", True)}
     if new or (previous is not None and previous.label_names != manifest.label_names):
         manifest.write(folder)
     return manifest, previous
@@ -435,17 +487,16 @@ def _contents(rows: Sequence[Shard]) -> list[bytes]:
     return [data[start : start + SIZE] for start in range(0, len(data), SIZE)]
 
 
-def _summary(shards: Sequence[Shard]) -> Json:
+def summary(shards: Sequence[Shard]) -> Json:
     """Columns with type and row shape, every shard with its rows and size, and the probe's notes."""
     columns: Json = {}
     listed = []
     for shard in shards:
-        hidden = ("__metadata__", "id.bytes", "content")
-        header = {key: value for key, value in shard.header().items() if key not in hidden}
-        rows = next(iter(header.values()))["shape"][0] if header else 0
+        hidden = ("__metadata__", "id.bytes", "id.ends", "content")
+        rows = shard.rows()
         listed.append({"name": shard.name, "rows": rows, "bytes": shard.path.stat().st_size})
-        for key, value in header.items() if rows else ():
-            if key != "id.ends":
+        for key, value in shard.header().items() if rows else ():
+            if key not in hidden:
                 columns.setdefault(key, {"dtype": value["dtype"], "shape": value["shape"][1:]})
     noted = next((notes["notes"] for shard in shards if "notes" in (notes := shard.notes())), None)
     return {"columns": columns, "shards": listed} | ({} if noted is None else {"notes": noted})

@@ -1,4 +1,4 @@
-"""Labels and targets of an extraction: what the task loss compares the logits with, and do labels look permuted?
+"""Labels and targets of images: what the task loss compares the logits with, and do labels look permuted?
 
 Labels are classes of the model (a loss and an accuracy exist) or of another set ("own"). Targets are anything else that
 has one row per image.
@@ -20,20 +20,25 @@ import warnings
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dubito.choices import LabelSpace
 from dubito.data.augment import Augmented
-from dubito.data.image_set import some
+from dubito.data.image_set import ImageSet, some
+from dubito.data.labels import Labels, with_labels
 from dubito.errors import ImagesError, LabelOrderWarning, OwnLabelsWarning, TableError
-from dubito.table import Table, to_tensor
-from dubito.types import Classifier, Images
+from dubito.probes import base_probe
+from dubito.table import Column, Exact, Table, to_tensor
+from dubito.table.views import Computed
+from dubito.types import Images, Mixed, Targets
+from dubito.validate import check_classes
 
 NO_CLASS = -1
 """The class of labels that no class of the model is left for."""
@@ -45,8 +50,33 @@ _SHOWN = 3
 _NUMBERS = Int[Tensor, "n"]
 
 
+@runtime_checkable
+class HasClasses(Protocol):
+    """A model, or what is recorded of one."""
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of its classes, if known."""
+
+
+@final
+class RecordedImages(ImageSet):
+    """Images of which nothing is at hand but their names: those of a table, which can be labelled."""
+
+    def __init__(self, name: str, ids: Sequence[str]) -> None:
+        super().__init__(name, ids)
+
+    def read(self, index: int) -> NoReturn:
+        """Not possible."""
+        raise ImagesError(f"image '{self.ids[index]}' of '{self.name}' is not at hand. Open the images themselves.")
+
+    def contents(self, rows: Sequence[int]) -> NoReturn:
+        """Not possible."""
+        self.read(rows[0])
+
+
 def resolve_labels(
-    images: Images, model: Classifier, space: LabelSpace | None
+    images: Images, model: HasClasses, space: LabelSpace | None
 ) -> tuple[Int[Tensor, "n"] | None, LabelSpace | None]:
     """The labels to store and their space.
 
@@ -70,12 +100,12 @@ def resolve_labels(
         f"{len(model.classes or ())} classes: labels are kept as their own, without loss and accuracy. Pass "
         f"{_OWN} to say so, or name the classes as the model does.",
         OwnLabelsWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return labels, "own"
 
 
-def names_of_labels(images: Images, model: Classifier, space: LabelSpace | None) -> list[str] | None:
+def names_of_labels(images: Images, model: HasClasses, space: LabelSpace | None) -> list[str] | None:
     """What the images call their labels, where the model does not name them itself."""
     unnamed = space == "own" or (space == "model" and model.classes is None)
     return list(images.classes) if unnamed and images.classes is not None else None
@@ -89,6 +119,81 @@ def check_count(names: Sequence[str], classes: int) -> None:
             f"is unclear which is which. Wrap it with classes=[...], or pass label_space='model' if they are its first "
             f"classes in order, or {_OWN} if they are classes of another set."
         )
+
+
+def check_model_classes(
+    labels: Int[Tensor, "n"], images: Images, classes: int, *, by: str, by_place: bool = False
+) -> None:
+    """Raise ImagesError for labels that are no classes of the model.
+
+    Args:
+        labels: What is stored for the images.
+        images: The images.
+        classes: How many the model has.
+        by: What is called.
+        by_place: Class names are taken as the model's classes in order, so there must be as many.
+    """
+    repair = "Pass the model's class indices, or label_space='own' if these are classes of another set."
+    check_classes(labels, classes, by=by, of="labels", ids=images.ids, hint=repair, error=ImagesError)
+    if by_place and images.classes is not None:
+        check_count(images.classes, classes)
+
+
+def compared_rows(
+    images: Images, values: Shaped[Tensor, "rows ..."] | None, rows: Sequence[int]
+) -> tuple[Targets | None, Mixed | None]:
+    """What the task loss compares rows with; where images are mixed, also the other one's and the weight.
+
+    Args:
+        images: The images; augmented ones have several rows each.
+        values: Targets or labels, of every image or of every row; None compares with nothing.
+        rows: Which rows.
+    """
+    if values is None:
+        return None, None
+    own = values[torch.tensor(rows, dtype=torch.long) % len(values)]
+    if not isinstance(images, Augmented) or not images.augment.mixes:
+        return own, None
+    partners, weight = images.mixing(rows)
+    return own, (values[partners], weight)
+
+
+def label_table(
+    table: Table, labels: Labels, label_space: LabelSpace | None = None, *, of_targets: bool = False
+) -> Table:
+    """A table with labels in place of its own, if any, and with the losses that follow from its logits.
+
+    Losses of ensembles, and of a task loss that is a function, are left out: they take more than the table holds.
+
+    Args:
+        table: The table, of images that are not augmented.
+        labels: A CSV file, a frame, a mapping from image to label, or one label per row.
+        label_space: As of `extract`.
+        of_targets: Losses are of targets, not of labels: they stay.
+    """
+    images = with_labels(RecordedImages(table.name, table.row_ids()), labels)
+    values, space = resolve_labels(images, table, label_space)
+    stale = () if of_targets else tuple(key for key in table.columns if key == "loss" or key.endswith("_loss"))
+    columns: dict[str, Any] = {key: table.column(key) for key in table.columns if key not in stale}
+    if values is not None and space == "model" and "logit" in table:
+        logit, base = table.column("logit"), base_probe()
+        by_place = table.classes is None and label_space is None
+        check_model_classes(values, images, logit.shape[1], by="open", by_place=by_place)
+        recorded = None if table.provenance is None else table.provenance.task_loss
+        if not of_targets and recorded in (None, base.recorded_loss):
+            columns["loss"] = Computed((len(table),), partial(_loss, base, logit, values))
+    columns["label"] = values
+    labelled = table.with_only(dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))))
+    names = names_of_labels(images, table, space)
+    labelled.label_space = space or "model"
+    labelled.label_names = table.classes if names is None and space == "model" else names
+    return labelled
+
+
+def _loss(base: Any, logit: Column, values: Int[Tensor, "n"], rows: Exact) -> Float[Tensor, "k"]:
+    """The losses of some rows; the logits of all of them are never in memory at once."""
+    parts = torch.split(torch.arange(len(values))[rows], _ROWS)
+    return torch.cat([base.loss(logit[part], values[part]) for part in parts])
 
 
 def to_targets(values: Any, images: Images) -> Shaped[Tensor, "n ..."]:
@@ -254,7 +359,7 @@ def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool)
         f"{100 * agreements[1]:.1f} % ({', '.join(arrows[:_SHOWN])}{more}). {unnamed if by_place else ''}Run "
         f"dubito.audit(model, images) (dubito audit MODEL IMAGES), which reports what to repair.",
         LabelOrderWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

@@ -8,6 +8,7 @@ import ctypes
 import os
 import pickle
 import platform
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from rich.console import Console
@@ -142,7 +144,7 @@ def open_stream(
     # First, so that the workers start with the usual limits of memory.
     stream = batches(images, transform, groups, workers, hashed=hashed)
     memory = kept_memory() if len(groups) > 1 else nullcontext()
-    with memory, bar(title, len(images), done=done, show=progress) as advance:
+    with memory, kept_random_state(), bar(title, len(images), done=done, show=progress) as advance:
 
         def advanced() -> Iterator[Batch]:
             for batch in stream:
@@ -466,6 +468,19 @@ def warn_skipped(table: Table, note: str = "", *, stacklevel: int) -> None:
 def concat_columns(parts: Sequence[Columns]) -> Columns:
     """The columns of several batches as one."""
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put back the random states of Python, numpy and torch: a user's data set or transform may draw from them."""
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is what users have)
+    try:
+        with torch.random.fork_rng(list(cuda)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
 
 
 @contextmanager

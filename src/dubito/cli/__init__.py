@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,13 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     with screen.watching():
         try:
-            with command.make_context("dubito", texts) as context:
-                command.invoke(context)
-        except typer.Exit as stop:
-            return stop.exit_code
-        except BrokenPipeError:
-            # The reader has gone (`dubito list models | head`): nothing more can be written, not even at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = _run(command, texts)
+            screen.flush()
+            return code
+        except BrokenPipeError:  # the reader has gone: `dubito list models | head`
+            screen.discard()
             return 1
         except (Exception, KeyboardInterrupt) as error:
             code, kind, text = _explain(error, screen)
@@ -48,6 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if screen.debug and code == 1:
                 raise
             return code
+
+
+def _run(command: Any, texts: Sequence[str]) -> int:
+    """Run a command and return its exit code; its errors are raised."""
+    try:
+        with command.make_context("dubito", texts) as context:
+            command.invoke(context)
+    except typer.Exit as stop:
+        return stop.exit_code
     return 0
 
 
@@ -65,6 +72,8 @@ def _explain(error: BaseException, screen: Screen) -> tuple[int, str, str]:
     if isinstance(error, DubitoError):
         return 1, kind, str(error)
     if isinstance(error, OSError):
+        if reason := screen.unwritable():
+            return 1, kind, f"the result cannot be written to standard output ({reason}). Free some space there."
         where = f" '{error.filename}'" if error.filename else ""
         return 1, kind, f"{error.strerror or error}{where}. Choose a place that can be read and written."
     bug = "This is a bug in dubito or in a package that it uses: run again with --debug to see where, and report it."
@@ -100,6 +109,7 @@ _groups = {
 }
 for _name, _command, _example in (
     ("extract", extract.extract, "pypi:efficientnet_lite0 photos --to cache/photos --probe tiles:grids=2,7"),
+    ("label", extract.label, "cache/photos labels.csv"),
     ("train", train.train, "cache/photos --held-out 0.1 --set target=expected --to mine"),
     ("score", score.score, "cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate.evaluate, "cache/test --learn-from cache/train --ood cache/other"),

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import json as json_format
+import os
 import re
 import sys
 import warnings
@@ -27,6 +28,7 @@ from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
+_LABEL = re.compile(r"dubito\.cache\.label_cache\('([^']*)', labels\)")
 _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
 _COMMANDS = {"SafeIndex.save": "`dubito search build`", "Guard.save": "`dubito guard fit`"}
 """What writes a folder: in Python, and on the command line."""
@@ -159,12 +161,32 @@ class Screen:
         if not self.quiet:
             _say("note", text, "yellow")
 
+    def flush(self) -> None:
+        """Write what is still in memory; OSError where standard output takes no more."""
+        self._stdout.flush()
+
+    def discard(self) -> None:
+        """Nothing more can be written to standard output, not even at exit."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
+
+    def unwritable(self) -> str | None:
+        """Why standard output takes no more, if so, such as a full disk; from then on it is discarded."""
+        try:
+            self.flush()
+        except OSError as error:
+            self.discard()
+            return error.strerror or str(error)
+        return None
+
     def fail(self, text: str, kind: str) -> None:
         """Report why the command ends without a result, in one line."""
         line = translate(" ".join(text.splitlines()), self.options)
-        _say("error", line, "bold red")
-        if self.json:
-            self._write_json({"error": line, "kind": kind, "notes": self.notes})
+        with contextlib.suppress(OSError):  # a full disk may be behind both streams
+            _say("error", line, "bold red")
+        with contextlib.suppress(OSError):
+            if self.json:
+                self._write_json({"error": line, "kind": kind, "notes": self.notes})
+        self.unwritable()
 
     def show(self, result: Result, *below: str, written: Mapping[str, Path | None] = {}, **extra: Any) -> None:
         """Show the result of a command: for people, or its `to_dict` as JSON.
@@ -282,6 +304,7 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     text = _PROBE.sub(lambda match: f"`dubito extract ... --probe {_snake(match[1])}`", text)
     for call, command_line in _COMMANDS.items():
         text = text.replace(f"with {call}.", f"with {command_line}.")
+    text = _LABEL.sub(r"`dubito label \1 LABELS`", text)
     if not options:
         return text
     names = "|".join(map(re.escape, options))

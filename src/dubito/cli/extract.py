@@ -1,10 +1,10 @@
-"""`dubito extract`: run a model over images once and keep what the scores need."""
+"""`dubito extract`: run a model over images once and keep what the scores need. `dubito label`: label them later."""
 
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, BadParameter, Option
 
@@ -28,6 +28,10 @@ Images = Annotated[
         help="A folder, with or without class folders; an image or its URL; .csv, .tsv, .zip, .tar or .npz.",
     ),
 ]
+LabelSpace = Annotated[
+    choices.LabelSpace | None,
+    option("Whether labels are the model's classes or another set's; by default seen from names."),
+]
 
 
 @dataclass
@@ -35,10 +39,7 @@ class Reading:
     """Options of commands that run a model over images, as the library's functions take them."""
 
     labels: Annotated[Path | None, option("A CSV of image names and labels.", "FILE")] = None
-    label_space: Annotated[
-        choices.LabelSpace | None,
-        option("Whether labels are the model's classes or another set's; by default seen from names."),
-    ] = None
+    label_space: LabelSpace = None
     batch_size: Annotated[int | None, option("Images per forward pass.", min=1)] = None
     workers: Annotated[int | None, option("Processes that decode images.", min=0)] = None
 
@@ -120,6 +121,33 @@ def extract(
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
 
 
+@command
+def label(
+    screen: Screen,
+    cache: options.Cache,
+    labels: Annotated[Path, Argument(metavar="LABELS", help="A CSV of image names and labels.")],
+    *,
+    label_space: LabelSpace = None,
+) -> None:
+    """Store LABELS in a finished CACHE, without running the model again.
+
+    Images are named by id, file name, stem or number. Labels that the cache has are replaced.
+    """
+    with screen.waiting("labelling"):
+        table = dubito.cache.label_cache(cache, labels, label_space=label_space)
+    accuracy, by_order = dubito.metrics.table_accuracy(table), named_by_order(table)
+    values = {
+        "cache": str(cache),
+        "rows": len(table),
+        "classes": len(table.whole("label").unique()),
+        "label_space": table.label_space,
+        "labels_by_order": by_order,
+        "accuracy": accuracy,
+    }
+    facts = {"images": str(len(table)), "labels": f"{values['classes']} classes"} | _label_facts(table)
+    screen.show(CommandResult(str(cache), values, facts))
+
+
 def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
     """The probes of `--probe`, made from the registry."""
     from dubito.validate import check_choice
@@ -148,11 +176,7 @@ def _summary(
         "images": f"{images}{often}" + (f", {len(skipped)} skipped" if skipped else ""),
         "columns": ", ".join(f"{one} ({' x '.join(map(str, table.shape(one)))})" for one in table.columns),
     }
-    if accuracy is not None:
-        order = ", class names taken in sorted order: the model does not name its own" if by_order else ""
-        facts["accuracy"] = f"{accuracy:.4f}{order}"
-    elif "label" in table and table.label_space == "own":
-        facts["labels"] = "classes of another set, not the model's: no accuracy"
+    facts |= _label_facts(table)
     speed = f"{new_rows} images at {new_rows / seconds:.1f} per second"
     facts["time"] = f"{seconds:.1f} s, {speed if new_rows else 'everything was there already'}"
     facts["size"] = f"{size / 1e6:.1f} MB"
@@ -178,6 +202,16 @@ def _summary(
     return CommandResult(str(cache), values, facts | ({"skipped": "\n".join(shown)} if shown else {}))
 
 
+def _label_facts(table: "dubito.Table") -> dict[str, str]:
+    """How often the model is right, or why that is not known."""
+    accuracy = dubito.metrics.table_accuracy(table)
+    if accuracy is not None:
+        order = ", class names taken in sorted order: the model does not name its own" if named_by_order(table) else ""
+        return {"accuracy": f"{accuracy:.4f}{order}"}
+    own = "label" in table and table.label_space == "own"
+    return {"labels": "classes of another set, not the model's: no accuracy"} if own else {}
+
+
 def _files(cache: Path) -> dict[str, int]:
     """The files of a cache and when they were written."""
     return {path.name: path.stat().st_mtime_ns for path in cache.glob("*") if path.is_file()}
@@ -188,7 +222,7 @@ def _new_rows(cache: Path, before: dict[str, int]) -> int:
     from dubito.cache.disk import read_manifest
 
     manifest, files = read_manifest(cache), _files(cache)
-    kinds: list[Any] = [manifest.rows, *manifest.probes.values()] if manifest else []
+    kinds = manifest.kinds if manifest else []
     new = {name for name, when in files.items() if before.get(name) != when}
     return int(max(sum(shard["rows"] for shard in kind["shards"] if shard["name"] in new) for kind in kinds))
 

@@ -77,8 +77,12 @@ class Forward:
         if self.store_logit:
             columns["logit"] = logit
         if label is not None:
-            columns["loss"] = task_loss(self.task_loss, logit, label, mixed)
+            columns["loss"] = self.loss(logit, label, mixed)
         return columns
+
+    def loss(self, logit: Float[Tensor, "n c"], target: Targets, mixed: Mixed | None = None) -> Float[Tensor, "n"]:
+        """The task loss of every row, from logits alone."""
+        return task_loss(self.task_loss, logit, target, mixed)
 
     def settings(self) -> Json:
         """The settings themselves; the task loss only where it is not the default."""

@@ -76,6 +76,7 @@ class Gradient:
     _models: dict[str, Prepared] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     price = "1 forward pass, and 4 backward passes by default"
+    uses_labels = False
 
     def __post_init__(self) -> None:
         self._check_classes()

@@ -57,6 +57,7 @@ class PreActivation:
 
     name = "pre_activation"
     price = "1 forward pass"
+    uses_labels = False
 
     def __post_init__(self) -> None:
         check_choice(self.dtype, get_args(Precision), by="pre_activation", what="dtype")
