@@ -230,3 +230,10 @@ def test_a_table_without_ids_goes_by_rows(tmp_path):
     table = Table(feature=torch.eye(3))
     (tmp_path / "l.csv").write_text("ID,Label\n2,5\n")
     assert add_labels(table, tmp_path / "l.csv").label.tolist() == [-1, -1, 5]
+
+
+@pytest.mark.parametrize("columns", ["id,label", "path,label", "file_name,class", "target,image"])
+def test_columns_have_the_names_of_all_files_of_labels(tmp_path, columns):
+    cells = "a.jpg,1" if columns != "target,image" else "1,a.jpg"
+    (tmp_path / "labels.csv").write_text(f"{columns}\n{cells}\n")
+    assert read_labels(tmp_path / "labels.csv").labels == {"a.jpg": "1"}

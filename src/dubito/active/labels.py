@@ -1,8 +1,8 @@
 """Labels that people write into CSV files: read as spreadsheets save them, added to a table, and never overwritten.
 
-A file has a header with a column id, and a column label; further columns are people's own. Commas, semicolons or tabs,
-any line ends, UTF-8 with or without a byte order mark. A label is the name of a class, whole or one of its synonyms
-(`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
+A file has a header with a column id and a column label, or their other names in `data/labels.py`; more columns are one's
+own. Commas, semicolons or tabs, any line ends, UTF-8 with or without a byte order mark. A label is the name of a class,
+whole or one of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
 """
 
 import csv
@@ -20,6 +20,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from dubito.data.image_set import some
+from dubito.data.labels import LABEL_COLUMNS, PATH_COLUMNS
 from dubito.errors import ArtefactError, DubitoWarning, TableError, UnlabelledError
 from dubito.storage import reading, write_csv
 from dubito.table import Table
@@ -114,7 +115,7 @@ class LabelFile:
 
 
 def read_labels(path: str | Path) -> LabelFile:
-    """Read a file that has a column id; ArtefactError if it has none."""
+    """Read a file that names images in a column id, or as in other files of labels; ArtefactError if it has none."""
     header, lines = _cells(Path(path))
     if "id" not in header:
         raise ArtefactError(f"'{path}' must have a column id; it has {', '.join(filter(None, header)) or 'none'}.")
@@ -225,7 +226,12 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[int, dict[Any, Any]]]]:
         # Spreadsheets separate by semicolons where the comma is the decimal point.
         separator = max(",;\t", key=next(iter(text.splitlines()), "").count)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="")
-        reader.fieldnames = header = [cell.strip().lower() for cell in reader.fieldnames or ()]
+        header = [cell.strip().lower() for cell in reader.fieldnames or ()]
+        for own, names in (("id", PATH_COLUMNS), ("label", LABEL_COLUMNS)):
+            if own not in header:  # the names that other files of labels may have
+                other = next((name for name in names if name in header), own)
+                header = [own if cell == other else cell for cell in header]
+        reader.fieldnames = header
         lines = [(reader.line_num, cells) for cells in reader]
         # Names of files may be any bytes, which `write_csv` keeps; everything else is text.
         "".join(cell for _, cells in lines for key, cell in cells.items() if key not in ("id", None)).encode()
