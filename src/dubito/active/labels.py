@@ -1,6 +1,6 @@
 """Labels that people write into CSV files: read as spreadsheets save them, added to a table, and never overwritten.
 
-A file has a header with a column id and a column label, or their other names in `data/labels.py`; more columns are one's
+A file has a header with a column id and a column label, or their other names in `data/labels.py`; others are one's
 own. Commas, semicolons or tabs, any line ends, UTF-8 with or without a byte order mark. A label is the name of a class,
 whole or one of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
 """
