@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from dubito.audit import duplicates, modes, outputs, transforms
 from dubito.audit import labels as label_checks
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
-from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
+from dubito.cache.runner import (
+    default_batch_size,
+    default_workers,
+    in_batches,
+    inputs_of,
+    kept_random_state,
+    open_stream,
+)
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
 from dubito.models import wrap
@@ -30,6 +37,7 @@ _CLEARLY = 0.1
 """The share of images by which an order of classes must beat another transform to be the explanation."""
 
 
+@kept_random_state()
 def audit(  # noqa: PLR0913 (one call that users type; everything after `images` is optional)
     model: Classifier | nn.Module,
     images: Any,

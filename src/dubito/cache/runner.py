@@ -41,7 +41,7 @@ from dubito.errors import (
 )
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
-from dubito.threads import Lock, seeded
+from dubito.threads import Lock, one_at_a_time, seeded
 from dubito.types import (
     BaseProbe,
     Classifier,
@@ -144,7 +144,7 @@ def open_stream(
     # First, so that the workers start with the usual limits of memory.
     stream = batches(images, transform, groups, workers, hashed=hashed)
     memory = kept_memory() if len(groups) > 1 else nullcontext()
-    with memory, kept_random_state(), bar(title, len(images), done=done, show=progress) as advance:
+    with memory, bar(title, len(images), done=done, show=progress) as advance:
 
         def advanced() -> Iterator[Batch]:
             for batch in stream:
@@ -387,6 +387,24 @@ def logit_change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> f
     return change / spread if spread > 0 else change
 
 
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put back the random states of Python, numpy and torch: a user's data set or transform may draw from them.
+
+    Taken and put back while no pass is under way, since passes of other threads may be seeded.
+    """
+    with one_at_a_time:
+        python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        with one_at_a_time:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            torch.set_rng_state(state)
+
+
+@kept_random_state()
 def predict_table(
     model: Classifier,
     images: Images,
@@ -451,7 +469,7 @@ def predict_table(
         id=[images.ids[index] for index in kept],
         **whole,
     )
-    warn_skipped(table, stacklevel=4)
+    warn_skipped(table, stacklevel=5)
     return table
 
 
@@ -468,19 +486,6 @@ def warn_skipped(table: Table, note: str = "", *, stacklevel: int) -> None:
 def concat_columns(parts: Sequence[Columns]) -> Columns:
     """The columns of several batches as one."""
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
-
-
-@contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Put back the random states of Python, numpy and torch: a user's data set or transform may draw from them."""
-    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is what users have)
-    try:
-        with torch.random.fork_rng(list(cuda)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
 
 
 @contextmanager
