@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.cache.conftest import contents
 from torch import nn
 
 import dubito
 from dubito.cache import label_cache
 from dubito.cli import main
+from tests.cache.conftest import contents
 
 NAMES = ["cat", "dog", "owl"]
 
