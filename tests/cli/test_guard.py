@@ -34,7 +34,7 @@ def test_fit_is_that_of_the_library(guard: Path, labelled: Path) -> None:
 def test_fit_shows_the_guarantee(run: Run, labelled: Path, tmp_path: Path) -> None:
     answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER)
     assert answer.code == 0, answer.err
-    assert "at least 50 % of the images are accepted, with confidence 60 %" in answer.out
+    assert "that it was calibrated on, at least 50 % are accepted (confidence 60 %)." in answer.out
     assert f"written: {tmp_path / 'guard'}" in answer.out
 
 
@@ -159,7 +159,7 @@ def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -
     assert answer.code == 0, answer.err
     assert f"of {COUNT} images accepted" in answer.out
     assert f"and {COUNT - 3} more" in answer.out
-    assert "guarantee: at least 50 %" in answer.out
+    assert "at least 50 % are accepted" in answer.out
     assert answer.out.count(".png") == 3
     assert "of the reference images" in answer.out or "ambiguous between" in answer.out
 

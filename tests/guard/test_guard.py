@@ -63,7 +63,7 @@ def test_the_guarantee_holds_on_the_calibration_images(guard: Guard) -> None:
     assert result.of == 420
     assert result.errors is not None
     assert result.errors / result.accepted < 0.15
-    assert "at most 15 % of the accepted images are wrong, with confidence 95 %" in str(guard)
+    assert "Of images like the 420 that it was calibrated on, at most 15 % of those accepted are wrong" in str(guard)
 
 
 def test_images_unlike_the_known_ones_are_refused_and_reported(guard: Guard) -> None:
@@ -170,7 +170,7 @@ def test_without_a_density_a_guard_says_so() -> None:
     assert "novelty       not checked" in str(guard)
     off = Guard.fit(None, subset, 0.4, scores=["entropy"], novel=0.0)
     assert (off.selection.gate, off.rows["learn"]) == (None, 0)
-    with pytest.raises(GuardError, match=r"^guard.fit needs at least three rows, .* has 2\. Pass more images\.$"):
+    with pytest.raises(GuardError, match=r"^Guard.fit needs at least three rows, .* has 2\. Pass more images\.$"):
         Guard.fit(None, blobs(2))
     assert needed(0.05, 0.95) == 59
 
@@ -184,16 +184,16 @@ def test_all_right_accepts_almost_everything_and_nothing_beyond() -> None:
 
 def test_all_wrong_is_refused() -> None:
     table = blobs(300)
-    with pytest.raises(GuardError, match=r"guard.fit: no threshold keeps .*More images of this kind will not help"):
+    with pytest.raises(GuardError, match=r"Guard.fit: no threshold keeps .*More images of this kind may not help"):
         Guard.fit(None, table.extended(label=(table.logit.argmax(1) + 1) % 4))
 
 
 def test_labels_that_show_nothing() -> None:
     table = blobs(100)
-    with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'label'"):
+    with pytest.raises(MissingColumnError, match=r"Guard.fit needs column 'label'"):
         Guard.fit(None, Table(logit=table.logit))
     with pytest.raises(
-        TableError, match=r"guard.fit needs labels of the model's own classes; those of table in memory"
+        TableError, match=r"Guard.fit needs labels of the model's own classes; those of table in memory"
     ):
         Guard.fit(None, Table(logit=table.logit, label=table.label, label_space="own"))
     with pytest.raises(TableError, match="must be classes from 0 to 3; got 0 to 7"):
@@ -203,7 +203,7 @@ def test_labels_that_show_nothing() -> None:
 def test_nan_is_an_error_at_fit_and_at_use() -> None:
     table = blobs(300)
     broken = table.extended(logit=table.logit.clone().index_fill_(0, torch.tensor([7]), float("nan")))
-    with pytest.raises(ValueRangeError, match=r"guard.fit: logits of blobs: 4 of 1200 values are NaN"):
+    with pytest.raises(ValueRangeError, match=r"Guard.fit: logits of blobs: 4 of 1200 values are NaN"):
         Guard.fit(None, broken)
     with pytest.raises(ValueRangeError, match="NaN or infinite"):
         Guard.fit(None, table, 0.3).decide(broken)
@@ -217,7 +217,7 @@ def test_augmented_rows_are_not_independent() -> None:
 
 def test_another_model_is_refused(guard: Guard, table: Table) -> None:
     other = network(seed=7)
-    with pytest.raises(ModelError, match=r"guard.fit: .* belongs to another model than tiny: its weights differ"):
+    with pytest.raises(ModelError, match=r"Guard.fit: .* belongs to another model than tiny: its weights differ"):
         Guard.fit(other, table)
     other = Table(logit=table.logit, feature=table.feature, provenance=Provenance(weights="0"))
     with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
@@ -239,7 +239,7 @@ def test_what_is_requested_must_make_sense() -> None:
         Guard.fit(None, table, risk=0.0)
     with pytest.raises(ValueRangeError, match=r"novel must be a number in \[0, 1\)"):
         Guard.fit(None, table, novel=1.0)
-    with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
+    with pytest.raises(TableError, match=r"Guard.fit needs at least one score; got none"):
         Guard.fit(None, table, scores=[])
     with pytest.raises(MissingColumnError, match="guard: regrad needs column 'gradient'"):
         Guard.fit(None, table, scores=["regrad"])
@@ -248,10 +248,10 @@ def test_what_is_requested_must_make_sense() -> None:
 def test_what_is_not_a_setting() -> None:
     fit = Guard.fit.__func__.__wrapped__  # past the type checks of the tests
     for novel in ("x", 1, -0.1, float("nan")):
-        with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a number in \[0, 1\); got .*"):
+        with pytest.raises(ValueRangeError, match=r"Guard.fit: novel must be a number in \[0, 1\); got .*"):
             fit(Guard, None, blobs(9), novel=novel)
     for seed in ("x", -1, 0.5, None):
-        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, at least 0; got .*"):
+        with pytest.raises(ValueRangeError, match=r"Guard.fit: seed must be a whole number, at least 0; got .*"):
             fit(Guard, None, blobs(9), seed=seed)
 
 
@@ -275,7 +275,7 @@ def test_coverage_takes_labels_of_other_classes_for_none() -> None:
     other = Table(logit=table.logit, feature=table.feature, label=table.label, label_space="own")
     result = Guard.fit(None, other, coverage=0.7)
     assert (result.threshold.errors, result.sets) == (None, None)
-    with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'logit'"):
+    with pytest.raises(MissingColumnError, match=r"Guard.fit needs column 'logit'"):
         Guard.fit(None, Table(feature=table.feature), coverage=0.7)
 
 
@@ -307,9 +307,9 @@ def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"guard in .*: model must come from dubito.load or dubito.wrap; got str"):
         Guard.load.__func__.__wrapped__(Guard, Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path), "resnet")
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
-    with pytest.raises(TableError, match=r'guard.fit: table must be a table; got the path "cache/val". Open it: dub'):
+    with pytest.raises(TableError, match=r'Guard.fit: table must be a table; got the path "cache/val". Open it: dub'):
         fit(Guard, None, "cache/val", 0.3)
-    with pytest.raises(TableError, match=r'guard.fit: train must be a table; got the path "cache/train"'):
+    with pytest.raises(TableError, match=r'Guard.fit: train must be a table; got the path "cache/train"'):
         fit(Guard, None, blobs(3), 0.3, train="cache/train")
     with pytest.raises(TableError, match=r'guard.decide: table must be a table; got the path "cache/new"'):
         decide(Guard.fit(None, blobs(300), 0.3), "cache/new")

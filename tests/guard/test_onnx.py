@@ -100,7 +100,7 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
     message = session.get_modelmeta().custom_metadata_map
-    assert message["dubito.guarantee"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
+    assert message["dubito.guarantee"].endswith("at most 20 % of those accepted are wrong (confidence 95 %).")
     assert json.loads(message["dubito.threshold"]) == 0.5
     assert json.loads(message["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
     assert json.loads(message["dubito.transform"]) == model.transform.describe()
@@ -221,7 +221,7 @@ def test_a_model_that_chooses_its_way_is_reported_and_nothing_is_written(
     model = dubito.wrap(Chooser(), name="chooser")
     table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
     guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"])
-    with pytest.raises(GuardError, match=r"chooser cannot be written as an ONNX graph .* look for `if`"):
+    with pytest.raises(GuardError, match=r"chooser cannot be written as an ONNX graph .* look in its forward for `if`"):
         guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
     assert not (tmp_path / "guard.onnx").exists()
     assert capfd.readouterr() == ("", "")

@@ -80,7 +80,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(format=9), "must be of format 3; got 9"),
+        (changed(format=9), "must be of format 4; got 9"),
         (changed(parts="parts-1-00000000"), "is not the part that guard.json was written with"),
         (changed(parts=None), "refers to None, which is not one of its parts"),
         (changed(parts="../elsewhere"), "refers to '../elsewhere', which is not one of its parts"),
@@ -91,7 +91,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(weights={"../../x": 1.0}, scores=["../../x"], roles={}), "cannot be read"),
         (changed(sets={"coverage": 0.9}), "cannot be read"),
         (lambda result: {key: value for key, value in result.items() if key != "roles"}, "cannot be read"),
-        (lambda _: [], "must be of format 3; got list"),
+        (lambda _: [], "must be of format 4; got list"),
     ],
 )
 def test_a_damaged_description_is_reported(

@@ -32,18 +32,18 @@ def test_scores_by_name() -> None:
     assert set(selected(["entropy", MaxProbability()])[0]) == {"entropy", "max_probability"}
     assert selected({"mine": Entropy()})[0] == ["mine"]
     assert selected("entropy")[0] == ["entropy"]
-    with pytest.raises(TableError, match=r"guard.fit: scores in a list must have different names; two are called 'en"):
+    with pytest.raises(TableError, match=r"Guard.fit: scores in a list must have different names; two are called 'en"):
         selected(["entropy", Entropy()])
     with pytest.raises(DubitoError, match="got 'entropie'"):
         selected(["entropie"])
-    with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
+    with pytest.raises(TableError, match=r"Guard.fit needs at least one score; got none"):
         selected([])
 
 
 @pytest.mark.parametrize(("original", "kind"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
 def test_what_is_no_score_is_reported(original: object, kind: str) -> None:
     for scores in ([original], {"mine": original}):
-        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {kind}"):
+        with pytest.raises(TableError, match=rf"Guard.fit: scores must be scores, .*; got {kind}"):
             selected(scores)
 
 
@@ -61,7 +61,7 @@ def test_given_scores_learn_as_copies() -> None:
     assert len(result["near"].bank_) == 50
     # A temperature is learned from the images at hand, not from those that the others learn from.
     assert result["t"].temperature_ == Temperature().fit(table).temperature_
-    with pytest.raises(GuardError, match=r"guard.fit: score 'near' is not fitted, and there is nothing to learn from"):
+    with pytest.raises(GuardError, match=r"Guard.fit: score 'near' is not fitted, and there is nothing to learn from"):
         fitted_scores({"near": Neighbours()}, table, None)
 
 

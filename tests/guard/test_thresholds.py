@@ -7,14 +7,17 @@ from scipy.stats import binom
 
 from dubito.errors import GuardError, ValueRangeError
 from dubito.guard.thresholds import (
+    Guarantee,
     binomial_p,
     bonferroni,
     check_levels,
     fallback,
     hoeffding_bentkus_p,
+    images_needed,
     needed,
     risk_threshold,
     share_threshold,
+    smallest_risk,
 )
 
 
@@ -183,10 +186,14 @@ def test_too_few_images_are_reported_with_the_number_that_is_needed() -> None:
         risk_threshold((u, wrong), (u, wrong), risk=0.05, confidence=0.95)
 
 
-def test_all_wrong_says_that_more_images_do_not_help() -> None:
+def test_all_wrong_says_that_more_images_may_not_help() -> None:
     u, wrong = np.arange(100.0), np.ones(100, bool)
-    with pytest.raises(GuardError, match=r"no threshold keeps .* at or below 0.05 .*More images of this kind will not"):
+    with pytest.raises(GuardError, match=r"no threshold keeps .* at or below 0.05 .*, or choose a larger risk\."):
         risk_threshold((u, wrong), (u, wrong), risk=0.05, confidence=0.95)
+    feasible = Guarantee("risk", 0.05, 0.95).feasible((u, wrong), (u, wrong), 100)
+    assert feasible.startswith(
+        "With these images, no risk is feasible at confidence 0.95. More images of this kind may not"
+    )
 
 
 def test_almost_enough_images_ask_for_more() -> None:
@@ -236,12 +243,30 @@ def test_with_so_few_images_it_begins_where_most_are_accepted() -> None:
     assert (result.accepted, result.errors) == (60, 0)
 
 
-def test_a_few_errors_too_many_may_be_bad_luck() -> None:
-    """4 of 100 at risk 0.03: P(Bin(100, 0.03) >= 4) = 0.35, so more images may well help; 20 tell enough."""
-    for wrongs, repair in ((4, "Pass more labelled images"), (20, "More images of this kind will not help")):
-        u, wrong = np.zeros(100), np.arange(100) < wrongs
-        with pytest.raises(GuardError, match=rf"{wrongs} are wrong.*{repair}"):
-            risk_threshold((u, wrong), (u, wrong), risk=0.03, confidence=0.95)
+def test_the_smallest_feasible_risk_passes_and_the_next_does_not() -> None:
+    rng = np.random.default_rng(0)
+    u = rng.random(600)
+    wrong = rng.random(600) < 0.3 * u
+    parts = (u[:120], wrong[:120]), (u[120:], wrong[120:])
+    lowest = smallest_risk(*parts, confidence=0.95)
+    assert lowest is not None
+    assert risk_threshold(*parts, risk=lowest, confidence=0.95).accepted > 0
+    with pytest.raises(GuardError):
+        risk_threshold(*parts, risk=lowest - 0.001, confidence=0.95)
+    assert smallest_risk((u, wrong | True), (u, wrong | True), confidence=0.95) is None
+
+
+def test_how_many_images_a_risk_takes() -> None:
+    """Of 100 accepted images, 1 is wrong, counted as 1.5 of 101. At risk 0.05 and confidence 0.95, k images may have c
+    errors, P(Bin(k, 0.05) <= c) <= 0.05; the first k with P(Bin(k, 1.5 / 101) <= c) >= 0.8 is looked for."""
+    u, wrong = np.zeros(100), np.arange(100) < 1
+    enough = images_needed((u, wrong), risk=0.05, confidence=0.95)
+    k = np.arange(100, 1000)
+    likely = binom.cdf(binom.ppf(0.05, k, 0.05) - 1, k, 1.5 / 101) >= 0.8
+    assert enough is not None
+    assert k[likely][0] <= enough <= 1.1 * k[~likely][-1] + 2  # from the first such number to where all are
+    assert images_needed((u, wrong), risk=0.01, confidence=0.95) is None  # more of them are wrong
+    assert Guarantee("risk", 0.01, 0.95).feasible((u, wrong), (u, wrong), 200).endswith("more are wrong.")
 
 
 def test_a_refusal_never_reports_a_rate_that_would_do() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dubito.errors import ArtefactError
+from dubito.guard.shift import Shift
 from dubito.guard.verdict import Decisions, top_two
 
 
@@ -29,6 +30,8 @@ def decisions(**changes: Any) -> Decisions:
         "density_rank": column(0.5),
         "sets": [(0, 2)],
         "threshold_rank": 0.5,
+        "guarantee": "Of images like these, all is well.",
+        "shift": Shift(1, 10, 0.01, ()),
     }
     return Decisions(**plain | changes)
 
@@ -78,6 +81,20 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
             "ambiguous image: aleatoric uncertainty above 97.0 % of the reference images",
         ),
         (
+            REFUSED | {"aleatoric": column(0.96), "epistemic": column(0.96)},  # as high as each other: novelty first
+            "new to the model: epistemic uncertainty above 96.0 % of the reference images; also ambiguous image: "
+            "aleatoric uncertainty above 96.0 % of the reference images",
+        ),
+        (
+            REFUSED | {"density_rank": column(0.0), "probability": torch.tensor([[0.48, 0.41]], dtype=torch.float64)},
+            "unlike the reference images: density below all of them; also ambiguous between ant (48 %) and cat (41 %)",
+        ),
+        (
+            REFUSED | {"epistemic": column(0.99), "probability": torch.tensor([[0.48, 0.41]], dtype=torch.float64)},
+            "ambiguous between ant (48 %) and cat (41 %); also new to the model: epistemic uncertainty above 99.0 % of "
+            "the reference images",
+        ),
+        (
             REFUSED | {"rank": column(0.51), "density_rank": None},
             "more uncertain than 51 % of the reference images; close to the threshold",
         ),
@@ -120,3 +137,23 @@ def test_a_slice_is_a_list_of_verdicts() -> None:
     assert result[1:] == []
     assert result[::-1] == [result[0]]
     assert result != decisions()  # columns are not compared
+
+
+def test_the_main_reasons_are_counted_most_frequent_first() -> None:
+    five = decisions(
+        ids=list("abcde"),
+        predicted=torch.tensor([[0, 2]] * 5),
+        probability=torch.tensor([[0.5, 0.4], [0.9, 0.05], [0.9, 0.05], [0.9, 0.05], [0.9, 0.05]], dtype=torch.float64),
+        uncertainty=torch.ones(5).double(),
+        rank=column(0.8, 0.8, 0.8, 0.8, 0.2),
+        accept=torch.tensor([False] * 4 + [True]),
+        novel=torch.tensor([False, True, True, False, False]),
+        aleatoric=None,
+        epistemic=None,
+        density_rank=column(0.5, 0.0, 0.0, 0.5, 0.5),
+        sets=None,
+    )
+    assert five.facts() == {
+        "refused": "2 unlike the reference images; 1 ambiguous between two classes; 1 more uncertain than the threshold"
+    }
+    assert decisions().facts() == {}

@@ -88,15 +88,19 @@ def run(
     csv: Annotated[Path | None, option("All verdicts, one line per image.", "FILE")] = None,
     top: Annotated[int, option("Show the first N images; CSV and JSON have all.", "N", min=0)] = 20,
 ) -> None:
-    """Accept or refuse the model's predictions for IMAGES, each with the reason."""
+    """Accept or refuse the model's predictions for IMAGES, each with the reason.
+
+    Says if the images are not like those of the calibration, about which the guarantee says nothing, and checks the
+    guarantee where they have labels.
+    """
     options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     cached = options.is_cache(images)
     with screen.waiting("loading the guard" if cached else "loading guard and model"):
         loaded = dubito.Guard.load(guard) if cached else _with_model(guard, model, weights, device)
     with screen.waiting("deciding" if cached else "running the model"):
         decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(images))
-    named, written = {"guard": str(guard), "guarantee": str(loaded.guarantee)}, {"csv": csv and decisions.to_csv(csv)}
-    screen.show(decisions.limited(top), f"guarantee: {loaded.guarantee}", written=written, **named)
+    written = {"csv": csv and decisions.to_csv(csv)}
+    screen.show(decisions.limited(top), written=written, guard=str(guard))
 
 
 @command

@@ -1,17 +1,23 @@
 """Accept or abstain, with a guarantee that holds: `Guard`, and the thresholds and prediction sets behind it."""
 
+from dubito.guard.check import GuaranteeCheck
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.guard import Guard
+from dubito.guard.shift import Observations, Shift, find_shift
 from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
 
 __all__ = [
     "Decisions",
     "Guarantee",
+    "GuaranteeCheck",
     "Guard",
+    "Observations",
     "PredictionSets",
+    "Shift",
     "Threshold",
     "Verdict",
+    "find_shift",
     "needed",
     "risk_threshold",
     "share_threshold",

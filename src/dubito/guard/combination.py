@@ -69,7 +69,7 @@ def quantiles(values: Float64[Tensor, "n"], name: str) -> Float64[Tensor, "q"]:
     ordered = values[values.isfinite()].sort().values
     if len(ordered) == 0:
         raise GuardError(
-            f"guard.fit: score '{name}' is infinite for every selection image; there is nothing to rank others by. "
+            f"Guard.fit: score '{name}' is infinite for every selection image; there is nothing to rank others by. "
             f"Pass other scores."
         )
     places = torch.linspace(0, len(ordered) - 1, min(_GRID, len(ordered)), dtype=torch.float64).round().long()
@@ -128,7 +128,7 @@ def _clearly_better(
     """Whether the AURC of each is lower than that of the reference beyond chance."""
     if not scores:
         return []
-    draws = paired_draws(aurc, [than, *scores], wrong, resamples=_RESAMPLES, seed=seed, by="guard.fit")
+    draws = paired_draws(aurc, [than, *scores], wrong, resamples=_RESAMPLES, seed=seed, by="Guard.fit")
     error = (draws[0] - draws[1:]).std(axis=1, ddof=1)
     lead = aurc(than, wrong) - np.array([aurc(score, wrong) for score in scores])
     return [bool(sure) for sure in lead > _SURE * error]

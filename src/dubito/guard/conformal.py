@@ -166,7 +166,7 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
         return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
     if not isinstance(sets, bool):
         raise ValueRangeError(
-            f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
+            f"Guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
             f"Use sets=PredictionSets(coverage=...)."
         )
     default = PredictionSets()

@@ -6,26 +6,35 @@
 
 The three parts are disjoint and drawn at random, so what is chosen on the first two cannot invalidate the guarantee;
 see `thresholds` for the proof. It holds for images like those of the table. Images whose features are rarer than almost
-all of the in-distribution ones are refused whatever their score: for them, no guarantee was tested.
+all of the in-distribution ones are refused whatever their score: for them, no guarantee was tested. Whether new images
+are like the calibration images is tested wherever many are decided on (`shift`), and with labels also whether the
+guarantee is kept (`check`).
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
+from jaxtyping import Float64
+from safetensors.numpy import load_file, save
 from torch import Tensor
 
 from dubito.cache.disk import model_identity
+from dubito.cache.labels import resolve_labels
 from dubito.cache.runner import predict_table
 from dubito.data.open import one_or_many
-from dubito.errors import GuardError, ModelError, TableError
+from dubito.errors import GuardError, ImagesError, ModelError, OwnLabelsWarning, TableError
+from dubito.guard.check import GuaranteeCheck, check_guarantee
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
-from dubito.guard.thresholds import Guarantee, Threshold
+from dubito.guard.shift import Observations, find_shift
+from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.models.frozen import signature
@@ -33,14 +42,15 @@ from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
-from dubito.storage import SavedFolder
+from dubito.storage import SavedFolder, write_file
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
-from dubito.types import Classifier, Json, Probe
+from dubito.types import Classifier, Images, Json, Probe
 from dubito.validate import check_model_first, check_number, check_rows, check_same_model, has_model_labels
 
 NOVEL = 0.005
-FOLDER = SavedFolder(kind="guard", description="guard.json", format=3, parts=("parts",), how="Guard.save")
+FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
+_OBSERVED = "observed.safetensors"
 
 
 @final
@@ -52,10 +62,12 @@ class Guard(Result):
         guarantee: What is guaranteed.
         threshold: The threshold that keeps it, and what it did on the calibration images.
         selection: Which scores make the uncertainty, and what the selection images say about them.
+        selected_on: Uncertainties and errors of the selection images, which candidate thresholds come from.
+        calibration: What was observed of the calibration images, to test other guarantees and to compare new images.
         sets: Prediction sets, if there are any.
         classes: Names of the classes, if known.
         provenance: Which model it belongs to, part by part.
-        rows: How many images each part of the table had.
+        rows: How many images the table and each of its parts had.
         model: The model itself; without it, only tables can be decided on.
         probes: Probes of columns that cannot be rebuilt from the provenance.
     """
@@ -63,6 +75,8 @@ class Guard(Result):
     guarantee: Guarantee
     threshold: Threshold
     selection: ScoreSelection
+    selected_on: Outcomes
+    calibration: Observations
     sets: PredictionSets | None
     classes: Sequence[str] | None
     provenance: Provenance | None
@@ -115,36 +129,64 @@ class Guard(Result):
         """
         check_model_first(model, table, by="Guard.fit", what="table")
         guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
-        check_table(table, by="guard.fit")
+        check_table(table, by="Guard.fit")
         if train is not None:
-            check_rows(train, by="guard.fit", what="train")
-            check_same_model(table, {"train": train}, by="guard.fit")
-        check_number(novel, "[0, 1)", by="guard.fit", what="novel", hint=f"{NOVEL} is usual.")
-        check_number(seed, "[0, inf)", by="guard.fit", what="seed", whole=True, hint="0 is usual.")
-        table.require("logit", by="guard.fit")
+            check_rows(train, by="Guard.fit", what="train")
+            check_same_model(table, {"train": train}, by="Guard.fit")
+        check_number(novel, "[0, 1)", by="Guard.fit", what="novel", hint=f"{NOVEL} is usual.")
+        check_number(seed, "[0, inf)", by="Guard.fit", what="seed", whole=True, hint="0 is usual.")
+        table.require("logit", by="Guard.fit")
         labelled = guarantee.kind != "coverage" or has_model_labels(table)
         if labelled:
-            wrong_predictions(table, by="guard.fit")  # checks the labels
+            wrong_predictions(table, by="Guard.fit")  # checks the labels
         provenance, checked = table.provenance, None
         if model is not None:
-            checked = _identity(model, provenance, of=f"guard.fit: {table.name}")
+            checked = _identity(model, provenance, of=f"Guard.fit: {table.name}")
             provenance = checked[0] if provenance is None else provenance.with_model(checked[0])
         selection, selected_on, calibrate, rows = select_scores(
             table, scores, train, labelled=labelled, novel=novel, seed=seed
         )
-        threshold, refused = selection.threshold(guarantee, selected_on, calibrate, len(table))
+        names = dict.fromkeys([*selection.combination.weights, *filter(None, [selection.roles.density])])
+        values = {name: selection.scores[name].score(calibrate) for name in names}
+        calibration = _observe(selection, values, calibrate, labelled=labelled)
+        rows = {"table": len(table), **rows, "novel": int(np.isinf(calibration.uncertainty).sum())}
         guard = cls(
             guarantee=guarantee,
-            threshold=threshold,
+            threshold=_threshold(guarantee, selection, selected_on, calibration, len(table), by="Guard.fit"),
             selection=selection,
+            selected_on=selected_on,
+            calibration=calibration,
             sets=fitted_sets(sets, calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
             provenance=provenance,
-            rows={**rows, "novel": refused},
+            rows=rows,
             model=model,
             probes=probes,
         )
         guard._checked = checked
+        return guard
+
+    def with_risk(self, risk: float, confidence: float | None = None) -> "Guard":
+        """The same guard with another risk: a threshold tested on the same calibration images; no score is refitted.
+
+        Each guarantee holds with its own confidence, not all of them together. For three that hold together with
+        confidence 0.95, use 1 - 0.05 / 3 for each (Bonferroni). A risk that is chosen because it is the smallest that
+        passes is one of many that were tried: choose one that you can accept anyway.
+
+        Args:
+            risk: At most this share of the accepted images is wrong.
+            confidence: Probability, over calibration sets, that this holds; by default that of this guard.
+
+        Raises:
+            GuardError: The risk cannot be guaranteed; the message says which one can, and estimates how many images it
+                would take.
+        """
+        guarantee = Guarantee("risk", risk, self.guarantee.confidence if confidence is None else confidence)
+        threshold = _threshold(
+            guarantee, self.selection, self.selected_on, self.calibration, self.rows["table"], by="guard.with_risk"
+        )
+        guard = replace(self, guarantee=guarantee, threshold=threshold)
+        guard._checked = self._checked
         return guard
 
     def __call__(self, images: Any) -> Verdict | Decisions:
@@ -161,12 +203,14 @@ class Guard(Result):
         return decisions[0] if single else decisions
 
     def predict(self, images: Any) -> Table:
-        """The model's table of images, with every column that the guard reads."""
+        """The model's table of images, with every column that the guard reads, and labels that are its own classes."""
         if self.model is None:
             raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
         self._check_unchanged(self.model)
         probes = probes_for(self.needs, self.provenance, self.probes, by="guard")
-        return predict_table(self.model, one_or_many(images)[0], probes, provenance=self.provenance)
+        opened = one_or_many(images)[0]
+        labelled = _has_labels(opened, self.model)
+        return predict_table(self.model, opened, probes, provenance=self.provenance, labelled=labelled)
 
     def _check_unchanged(self, model: Classifier) -> None:
         """Raise ModelError if the model has been trained further, in place, since the guard was fitted or loaded.
@@ -184,8 +228,59 @@ class Guard(Result):
         self._checked = own
 
     def decide(self, table: Table) -> Decisions:
-        """A verdict of every row of a table of the same model."""
+        """A verdict of every row of a table of the same model, and whether the guarantee is about such images.
+
+        See `dubito.guard.shift` for the tests. With labels of the model's classes, the guarantee is checked, too.
+        """
         check_table(table, by="guard.decide")
+        self._check_model(table)
+        selection, roles = self.selection, self.selection.roles
+        values = {name: score.score(table) for name, score in selection.scores.items()}
+        ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in filter(None, roles)}
+        u, novel = selection.uncertainty(values)
+        accept = (u <= self.threshold.value) & ~novel
+        p, predicted = top_two(table.logit)
+        density = ranks.get(roles.density or "")
+        threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
+        observed = _observe(selection, values, table, labelled=_labels_are_classes(table))
+        shift = find_shift(self.calibration, observed, threshold=self.threshold.value, classes=self.classes)
+        wrong = observed.wrong
+        return Decisions(
+            ids=table.row_ids(),
+            classes=self.classes,
+            predicted=predicted,
+            probability=p,
+            uncertainty=u,
+            rank=rank(u, selection.uncertainty_quantiles),
+            accept=accept,
+            novel=novel,
+            aleatoric=ranks.get(roles.aleatoric or ""),
+            epistemic=ranks.get(roles.epistemic or ""),
+            density_rank=None if density is None else 1 - density,
+            sets=None if self.sets is None else self.sets.classes(table),
+            threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
+            guarantee=self.guarantee.sentence(self.threshold.of),
+            shift=shift,
+            check=None if wrong is None else check_guarantee(self.guarantee, accept.numpy(), wrong, shift),
+            skipped=table.skipped,
+        )
+
+    def check(self, labelled: Any) -> GuaranteeCheck:
+        """Whether the guarantee is kept on labelled images: what is observed, with an exact interval.
+
+        Args:
+            labelled: A table, or images, with labels of the model's own classes, that the guard was not fitted on. For
+                a guaranteed coverage, labels may be missing.
+        """
+        table = labelled if isinstance(labelled, Table) else self.predict(labelled)
+        check_table(table, by="guard.check")
+        needs_labels = self.guarantee.kind != "coverage"
+        wrong = wrong_predictions(table, by="guard.check").numpy() if needs_labels else None
+        decisions = self.decide(table)
+        return check_guarantee(self.guarantee, decisions.accept.numpy(), wrong, decisions.shift)
+
+    def _check_model(self, table: Table) -> None:
+        """Raise TableError for a table of another model."""
         table.require("logit", by="guard")
         reason, classes = None, table.shape("logit")[1]
         if self.classes is not None and classes != len(self.classes):
@@ -197,29 +292,6 @@ class Guard(Result):
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
                 f"Fit a guard on a table of this model."
             )
-        selection, roles = self.selection, self.selection.roles
-        values = {name: score.score(table) for name, score in selection.scores.items()}
-        ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in filter(None, roles)}
-        u, novel = selection.uncertainty(values)
-        p, predicted = top_two(table.logit)
-        density = ranks.get(roles.density or "")
-        threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
-        return Decisions(
-            ids=table.row_ids(),
-            classes=self.classes,
-            predicted=predicted,
-            probability=p,
-            uncertainty=u,
-            rank=rank(u, selection.uncertainty_quantiles),
-            accept=(u <= self.threshold.value) & ~novel,
-            novel=novel,
-            aleatoric=ranks.get(roles.aleatoric or ""),
-            epistemic=ranks.get(roles.epistemic or ""),
-            density_rank=None if density is None else 1 - density,
-            sets=None if self.sets is None else self.sets.classes(table),
-            threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
-            skipped=table.skipped,
-        )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -240,10 +312,15 @@ class Guard(Result):
             "classes": None if self.classes is None else list(self.classes),
             "provenance": None if self.provenance is None else self.provenance.to_json(),
         }
-        FOLDER.save(
-            Path(to), lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", self.selection.write)}
-        )
+        FOLDER.save(Path(to), lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", self._write)})
         return Path(to)
+
+    def _write(self, folder: Path) -> None:
+        self.selection.write(folder)
+        selected_on = {"uncertainty": self.selected_on[0], "wrong": self.selected_on[1]}
+        arrays = {f"select.{name}": one for name, one in selected_on.items() if one is not None}
+        arrays |= {f"calibrate.{name}": one for name, one in self.calibration.arrays().items()}
+        write_file(folder / _OBSERVED, save({name: np.ascontiguousarray(one) for name, one in arrays.items()}))
 
     @classmethod
     def load(cls, path: str | Path, model: Classifier | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
@@ -266,10 +343,15 @@ class Guard(Result):
         threshold = Threshold(**described["threshold"])
         if not math.isfinite(threshold.value):
             raise ValueError(f"a threshold of {threshold.value}")
+        parts = FOLDER.part(folder, described["parts"])
+        arrays = load_file(parts / _OBSERVED)
+        calibration = {name.removeprefix("calibrate."): one for name, one in arrays.items() if name[0] == "c"}
         return cls(
             guarantee=Guarantee(**described["guarantee"]),
             threshold=threshold,
-            selection=ScoreSelection.read(FOLDER.part(folder, described["parts"]), described),
+            selection=ScoreSelection.read(parts, described),
+            selected_on=(arrays["select.uncertainty"], arrays.get("select.wrong")),
+            calibration=Observations(**calibration),
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
             classes=described["classes"],
             provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
@@ -284,7 +366,7 @@ class Guard(Result):
 
     def title(self) -> str:
         """What is guaranteed."""
-        return f"guarantee: {self.guarantee}"
+        return f"guarantee: {self.guarantee.sentence(self.threshold.of)}"
 
     def facts(self) -> dict[str, str]:
         """How it decides, and what it did on the calibration images."""
@@ -319,11 +401,66 @@ class Guard(Result):
 
     def __repr__(self) -> str:
         accepted = f"{self.threshold.accepted} of {self.threshold.of} accepted"
-        return f"Guard({self.guarantee}; by {self.selection.combination}; {accepted})"
+        kind = f"{self.guarantee.kind} {self.guarantee.level:g}, confidence {self.guarantee.confidence:g}"
+        return f"Guard({kind}; by {self.selection.combination}; {accepted})"
 
     def __str__(self) -> str:
-        lines = {"guarantee": str(self.guarantee), **self.facts()}
+        lines = {"guarantee": self.guarantee.sentence(self.threshold.of), **self.facts()}
         return "\n".join(f"{name:12}  {text}" for name, text in lines.items())
+
+
+def _observe(
+    selection: ScoreSelection, values: Mapping[str, Float64[Tensor, "n"]], table: Table, *, labelled: bool
+) -> Observations:
+    """What a guard observes of a table, from its scores."""
+    u, novel = selection.uncertainty(values)
+    predicted = [torch.zeros(0, dtype=torch.long), *(batch.logit.argmax(1) for batch in table.batches("logit"))]
+    density = selection.roles.density
+    return Observations(
+        uncertainty=torch.where(novel, torch.inf, u).numpy(),
+        predicted=torch.cat(predicted).numpy(),
+        density=None if density is None else values[density].numpy(),
+        wrong=wrong_predictions(table, by="guard").numpy() if labelled else None,
+    )
+
+
+def _threshold(
+    guarantee: Guarantee,
+    selection: ScoreSelection,
+    selected_on: Outcomes,
+    calibration: Observations,
+    rows: int,
+    *,
+    by: str,
+) -> Threshold:
+    """The threshold that keeps a guarantee; GuardError says what could be kept instead."""
+    try:
+        return guarantee.threshold(selected_on, calibration.outcomes)
+    except GuardError as error:
+        feasible = guarantee.feasible(selected_on, calibration.outcomes, rows)
+        raise GuardError(
+            f"{by}: {error} Of the table's {rows} rows, {len(calibration)} are there to calibrate; the uncertainty is "
+            f"{selection.combination}. {feasible}".rstrip()
+        ) from error
+
+
+def _has_labels(images: Images, model: Classifier) -> bool:
+    """Whether images bring labels that are classes of the model; where some of its names are not, they are none."""
+    if images.labels is None or (images.classes is not None and model.classes is None):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OwnLabelsWarning)
+            return resolve_labels(images, model, None)[1] == "model"
+    except ImagesError:
+        return False
+
+
+def _labels_are_classes(table: Table) -> bool:
+    """Whether a table has labels, all of which are classes of the model."""
+    if len(table) == 0 or not has_model_labels(table):
+        return False
+    return int(table.label.min()) >= 0 and int(table.label.max()) < table.shape("logit")[1]
 
 
 def _identity(model: object, made: Provenance | None, *, of: str) -> tuple[Provenance, tuple[object, ...]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, GuardError
 from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
-from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
+from dubito.guard.thresholds import Outcomes
 from dubito.metrics import wrong_predictions
 from dubito.scores import Entropy, Temperature, UncertaintyHead, load_score, save_score
 from dubito.scores.available import available_scores
@@ -64,7 +64,7 @@ def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table,
         )
     if n < 3:
         raise GuardError(
-            f"guard.fit needs at least three rows, one each to learn, select and calibrate; {table.name} has {n}. "
+            f"Guard.fit needs at least three rows, one each to learn, select and calibrate; {table.name} has {n}. "
             f"Pass more images."
         )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
@@ -136,7 +136,7 @@ class ScoreSelection:
         values = {name: score.score(table) for name, score in scores.items()}
         combination, wrong = Combination({candidates[0]: 1.0}, {}), None
         if labelled:
-            wrong = wrong_predictions(table, by="guard.fit").numpy()
+            wrong = wrong_predictions(table, by="Guard.fit").numpy()
             combination = choose({name: values[name].numpy() for name in candidates}, wrong, seed)
         kept = dict.fromkeys([*combination.weights, *filter(None, roles)])
         reference = {name: quantiles(values[name], name) for name in kept}
@@ -154,25 +154,6 @@ class ScoreSelection:
         if self.gate is None or self.roles.density is None:
             return u, torch.zeros_like(u, dtype=torch.bool)
         return u, ~(values[self.roles.density] <= self.gate)
-
-    def threshold(
-        self, guarantee: Guarantee, selected_on: Outcomes, calibrate: Table, rows: int
-    ) -> tuple[Threshold, int]:
-        """From the calibration images, seen here for the first time; also returns how many of them are novel.
-
-        `rows` is the number of rows of the whole table.
-        """
-        names = dict.fromkeys([*self.combination.weights, *filter(None, [self.roles.density])])
-        u, refused = self.uncertainty({name: self.scores[name].score(calibrate) for name in names})
-        wrong = None if selected_on[1] is None else wrong_predictions(calibrate, by="guard.fit").numpy()
-        try:
-            tested = guarantee.threshold(selected_on, (torch.where(refused, torch.inf, u).numpy(), wrong))
-        except GuardError as error:
-            raise GuardError(
-                f"guard.fit: {error} Of the table's {rows} rows, {len(calibrate)} are there to calibrate; the "
-                f"uncertainty is {self.combination}."
-            ) from error
-        return tested, int(refused.sum())
 
     def write(self, folder: Path) -> None:
         """Write scores and quantiles into a folder; what is left is plain values."""
@@ -203,29 +184,29 @@ def select_scores(
 
     Arguments are those of `Guard.fit`; `labelled` says whether labels show which predictions are wrong.
     """
-    chosen: dict[str, Score] | None = None if scores is None else by_name(scores, by="guard.fit", arrays=False)
+    chosen: dict[str, Score] | None = None if scores is None else by_name(scores, by="Guard.fit", arrays=False)
     if chosen is not None:
-        check_any_scores(chosen, by="guard.fit")
+        check_any_scores(chosen, by="Guard.fit")
     must_learn = chosen is None or not all(score.is_fitted for score in chosen.values())
     has_density = chosen is None or any(isinstance(score, Density) for score in chosen.values())
     needs_density = novel > 0 and "feature" in table and not has_density
     own, select, calibrate = split(table, learn=train is None and (needs_density or must_learn), seed=seed)
     what = "the part that scores are selected on"
-    warn_shared(calibrate, select, by="guard.fit", what=what, harm=_TWICE, allowed=SHARED)
+    warn_shared(calibrate, select, by="Guard.fit", what=what, harm=_TWICE, allowed=SHARED)
     learn = own if train is None else train
     if learn is not None and len(learn) > MOST_LEARNED:
         order = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))
         learn = chosen_rows(learn, order[:MOST_LEARNED].sort().values)
     if train is not None and learn is not None:
-        check_disjoint(table, learn, by="guard.fit", what="train", harm=_MEMORISED, error=GuardError)
+        check_disjoint(table, learn, by="Guard.fit", what="train", harm=_MEMORISED, error=GuardError)
     fitted, candidates = fitted_scores(chosen, select, learn)
     if needs_density and learn is not None:
         try:  # one more score, which measures novelty and does not compete
-            density = default_density(learn, by="guard.fit", most=QUICK).fit(learn)
+            density = default_density(learn, by="Guard.fit", most=QUICK).fit(learn)
             fitted["novelty" if Density.name in fitted else Density.name] = density
         except DubitoError as error:
             warnings.warn(
-                f"guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
+                f"Guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
                 f"learned ({error}) Pass more images, or use novel=0.",
                 DubitoWarning,
                 stacklevel=3,
@@ -251,7 +232,7 @@ def fitted_scores(
             source = table if isinstance(score, Temperature) else learn
             if not score.is_fitted and source is None:
                 raise GuardError(
-                    f"guard.fit: score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass "
+                    f"Guard.fit: score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass "
                     f"train=... ."
                 )
             if not score.is_fitted and source is not None:  # a copy, so that the user's own stays as it is
@@ -263,7 +244,7 @@ def fitted_scores(
     ready = available_scores(table, learn).scores
     if not ready:
         raise GuardError(
-            f"guard.fit: no score can be computed from {table.name}, which has {', '.join(table.columns)}. "
+            f"Guard.fit: no score can be computed from {table.name}, which has {', '.join(table.columns)}. "
             f"Extract logits, or pass scores=[...]."
         )
     if "temperature" in ready or "label" in table:

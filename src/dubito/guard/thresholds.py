@@ -54,7 +54,7 @@ PValue = Literal["binomial", "hoeffding_bentkus"]
 Testing = Literal["fallback", "bonferroni"]
 """One after the other, levels handed on; or all at once, each at its share of the level."""
 _CANDIDATES = 200
-_CHANCE = 0.05
+_LIKELY, _MOST_IMAGES = 0.8, 1e8
 _SAFER = ((0.6, 0.2), (0.4, 0.08))
 """Where to begin, too: accepting so much of what the likeliest candidate accepts, with this share of the level."""
 _FAR, _STRIDE = 0.02, 10
@@ -83,7 +83,7 @@ class Guarantee:
     """One of the three, with its level and its confidence.
 
     >>> print(Guarantee("risk", 0.05, 0.95))
-    at most 5 % of the accepted images are wrong, with confidence 95 %
+    Of images like those that it was calibrated on, at most 5 % of those accepted are wrong (confidence 95 %).
     """
 
     kind: GuaranteeKind
@@ -125,13 +125,37 @@ class Guarantee:
         inside = u <= value
         return Threshold(value, int(inside.sum()), None if wrong is None else int(wrong[inside].sum()), len(u))
 
-    def __str__(self) -> str:
+    def feasible(self, selection: Outcomes, calibration: Outcomes, rows: int) -> str:
+        """What could be guaranteed with these images instead, and how many it would take, where a risk cannot be.
+
+        `rows` is the number of rows of the whole table, of which calibration images are a part.
+        """
+        if self.kind != "risk" or selection[1] is None or calibration[1] is None:
+            return ""
+        chosen, tested = (selection[0], selection[1]), (calibration[0], calibration[1])
+        lowest = smallest_risk(chosen, tested, confidence=self.confidence, above=self.level)
+        instead = "no risk is feasible" if lowest is None else f"risk={lowest:g} is feasible"
+        enough = images_needed(tested, risk=self.level, confidence=self.confidence)
+        if enough is None:
+            repair = "More images of this kind may not help: even of the most certain ones, more are wrong."
+        else:
+            table = float(f"{enough * rows / len(tested[0]):.2g}")
+            repair = f"A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
+        return f"With these images, {instead} at confidence {self.confidence:g}. {repair}"
+
+    def sentence(self, images: int | None = None) -> str:
+        """What holds, for which images, with what confidence; `images` is the number of calibration images."""
+        like = "those" if images is None else f"the {images:,}"
         text = {
-            "risk": "at most {} of the accepted images are wrong",
-            "coverage": "at least {} of the images are accepted",
-            "false_alarms": "at most {} of the correct predictions are refused",
+            "risk": "at most {} of those accepted are wrong",
+            "coverage": "at least {} are accepted",
+            "false_alarms": "at most {} of those predicted correctly are refused",
         }[self.kind]
-        return f"{text.format(f'{100 * self.level:g} %')}, with confidence {100 * self.confidence:g} %"
+        held = text.format(f"{100 * self.level:g} %")
+        return f"Of images like {like} that it was calibrated on, {held} (confidence {100 * self.confidence:g} %)."
+
+    def __str__(self) -> str:
+        return self.sentence()
 
 
 def needed(level: float, confidence: float) -> int:
@@ -192,6 +216,53 @@ def risk_threshold(
     return Threshold(float(thresholds[passing]), int(accepted[passing]), int(errors[passing]), len(u))
 
 
+def smallest_risk(
+    selection: tuple[Float64[np.ndarray, "s"], Bool[np.ndarray, "s"]],
+    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]],
+    *,
+    confidence: float,
+    above: float = 0.0,
+) -> float | None:
+    """The smallest risk above another that some threshold keeps, to a thousandth; None if there is none.
+
+    Where a larger risk fails and a smaller one passes, which tests at different candidates allow, it may be missed.
+    """
+    low, high = math.floor(1000 * above), 1000
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            risk_threshold(selection, calibration, risk=middle / 1000, confidence=confidence)
+            high = middle
+        except GuardError:
+            low = middle
+    return None if high == 1000 else high / 1000
+
+
+def images_needed(
+    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]], *, risk: float, confidence: float
+) -> int | None:
+    """An estimate of how many calibration images a risk takes; None where even the most certain have more errors.
+
+    With so many images and the error rates of these, the test of the best threshold passes four times out of five. Half
+    an error is added to those counted, so that a handful of right answers is not taken for certainty.
+    """
+    u, wrong = calibration
+    finite = np.sort(u[np.isfinite(u)])
+    thresholds = np.unique(finite[:: max(1, len(finite) // _CANDIDATES)])
+    accepted, errors = _counts(u, wrong, thresholds)
+    rate = (errors + 0.5) / (accepted + 1)
+    accepted, rate = accepted[rate < risk], rate[rate < risk]
+    n = 1.1 * len(u)
+    while len(rate) and n < _MOST_IMAGES:
+        k = np.rint(accepted / len(u) * n).astype(int)
+        c = binom.ppf(1 - confidence, k, risk)
+        c = np.where(binom.cdf(c, k, risk) <= 1 - confidence, c, c - 1)
+        if np.max(binom.cdf(c, k, rate)) >= _LIKELY:
+            return math.ceil(n)
+        n *= 1.1
+    return None
+
+
 def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: float, what: str) -> Threshold:
     """The smallest threshold that accepts at least `share` of all images like these, with this confidence.
 
@@ -205,7 +276,8 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
     if (n := len(u)) < (enough := needed(1 - share, confidence)):
         raise GuardError(
             f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
-            f"{n}. Pass more images, or choose a smaller share."
+            f"{n}, enough for {math.floor(1000 * (1 - confidence) ** (1 / n)) / 1000 if n else 0:g}. Pass more images, "
+            f"or choose a smaller share."
         )
     # With exactly as many as are needed, rounding may put k one above n.
     k = min(int(binom.ppf(confidence, n, share)) + 1, n)
@@ -263,6 +335,18 @@ def bonferroni(p: Float64[np.ndarray, "t"], delta: float) -> int | None:
     return int(passing[-1]) if len(passing) else None
 
 
+def percent(share: float) -> str:
+    """A share for a sentence: with a digit where it matters; none but all of it is rounded to 100 %, none but 0 to 0 %.
+
+    >>> percent(0.003), percent(0.5), percent(1.0), percent(0.0), percent(0.9999)
+    ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
+    """
+    value = 100 * share
+    if value in (0, 100) or 10 <= value <= 90:
+        return f"{value:.0f} %"
+    return f"{min(max(value, 0.1), 99.9):.1f} %"
+
+
 def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
@@ -307,13 +391,9 @@ def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, lev
     observed = (
         f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
     )
-    if binom.sf(errors - 1, accepted, risk) > _CHANCE:  # so many errors may be bad luck, were the rate at the risk
-        repair = "Pass more labelled images, or choose a larger risk."
-    else:
-        repair = "More images of this kind will not help: choose a larger risk, or pass a score that finds errors."
     shown = proportion_bound(errors, accepted, 1 - level)  # at the level of that very test
     bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
     return (
         f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "
-        f"likely, {observed}{bound}. {repair}"
+        f"likely, {observed}{bound}. Pass more labelled images, or choose a larger risk."
     )

@@ -3,8 +3,10 @@
 Ranks are shares of the reference images: the in-distribution images that the guard's scores were selected on.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, final, overload
 
 import torch
@@ -12,8 +14,11 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from dubito.data.thumbnails import thumbnail_of
+from dubito.guard.check import GuaranteeCheck
+from dubito.guard.shift import Shift
+from dubito.guard.thresholds import percent
 from dubito.result import Result, cell, html_card, plain
-from dubito.storage import printable
+from dubito.storage import printable, write_csv
 from dubito.types import Images, Json
 
 _NEAR = 0.02
@@ -25,6 +30,7 @@ _RIVAL = 0.5
 """A second class counts as a rival from half the probability of the first on."""
 _PAIR = 0.5
 """Two classes explain an abstention if they have half of all probability between them."""
+_OTHERWISE = "more uncertain than the threshold"
 
 
 @final
@@ -110,6 +116,9 @@ class Decisions(Result, Sequence[Verdict]):
         aleatoric: (n) as of `Verdict`; likewise epistemic and density_rank.
         sets: Of each image, the classes of its prediction set, most likely first.
         threshold_rank: The share of reference images below the threshold.
+        guarantee: What is guaranteed, for which images, as a sentence.
+        shift: Whether these images are like those that the guard was calibrated on.
+        check: Whether the guarantee is kept on them; None where labels do not show which predictions are wrong.
         skipped: Images that could not be decoded: (id, reason).
         images: The images themselves, for pictures in a notebook; None of a table.
     """
@@ -131,6 +140,9 @@ class Decisions(Result, Sequence[Verdict]):
     density_rank: Float64[Tensor, "n"] | None
     sets: list[tuple[int, ...]] | None
     threshold_rank: float
+    guarantee: str
+    shift: Shift
+    check: GuaranteeCheck | None = None
     skipped: Sequence[tuple[str, str]] = ()
     images: Images | None = None
 
@@ -171,9 +183,28 @@ class Decisions(Result, Sequence[Verdict]):
         """How many are accepted."""
         return f"{int(self.accept.sum())} of {len(self)} images accepted"
 
+    def facts(self) -> dict[str, str]:
+        """Why images are refused: the main reasons, the most frequent first."""
+        refused = (~self.accept).nonzero()[:, 0].tolist()
+        counts = Counter(next(iter(self._causes(row)), _OTHERWISE) for row in refused)
+        ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        return {"refused": "; ".join(f"{count:,} {cause}" for cause, count in ordered)} if ordered else {}
+
+    def findings(self) -> list[str]:
+        """What is guaranteed, whether it says anything about these images, and whether it is kept on them."""
+        checked = [] if self.check is None else [self.check.sentence()]
+        return [self.guarantee, *self.shift.findings(), *checked]
+
     def records(self) -> list[dict[str, Any]]:
-        """One row per image."""
+        """One row per image that has a verdict."""
         return [verdict.records()[0] for verdict in self]
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write every verdict as CSV, and images that could not be decoded with the reason and no verdict."""
+        skipped = [{"id": name, "reason": reason} for name, reason in self.skipped]
+        return write_csv(
+            path, [self.keys, *([one.get(key) for key in self.keys] for one in [*self.records(), *skipped])]
+        )
 
     def cell(self, key: str, value: Any) -> str:
         """Verdicts in words, predicted classes by name where names are known, without synonyms."""
@@ -185,13 +216,14 @@ class Decisions(Result, Sequence[Verdict]):
         """Every verdict, and the images that could not be decoded."""
         counts = {"images": len(self), "accepted": int(self.accept.sum())}
         skipped = [{"id": name, "reason": reason} for name, reason in self.skipped]
-        return {**counts, "verdicts": [plain(verdict) for verdict in self], "skipped": skipped}
+        about = {"guarantee": self.guarantee, "shift": self.shift.to_dict(), "check": plain(self.check)}
+        return {**counts, **about, "verdicts": [plain(verdict) for verdict in self], "skipped": skipped}
 
     def __repr__(self) -> str:
         return f"Decisions({self.title()})"
 
     def __str__(self) -> str:
-        return "\n".join([self.title(), *map(str, self)])
+        return "\n".join([self.title(), *map(str, self), *self.findings()])
 
     def _html_body(self) -> str:
         """With the images at hand, cards with their pictures."""
@@ -206,24 +238,41 @@ class Decisions(Result, Sequence[Verdict]):
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
             return f"{how}: more certain than {percent(1 - rank)} of the reference images{near}"
-        if (cause := self._cause(row)) is not None:
-            return f"{cause}{near}"
+        if causes := self._causes(row):
+            return f"{'; also '.join(causes.values())}{near}"
         limit = near or f"; accepted up to {percent(self.threshold_rank)}"
         return f"more uncertain than {percent(rank)} of the reference images{limit}"
 
-    def _cause(self, row: int) -> str | None:
-        """What explains an abstention best: novelty, two likely classes, then what is high among reference images."""
-        density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
+    def _causes(self, row: int) -> dict[str, str]:
+        """What explains an abstention, by kind, best first: one reason for its novelty, one for its ambiguity.
+
+        Rare features come first, then two likely classes, then what is highest among reference images; of equal ones,
+        novelty.
+        """
+        reasons = [*self._novelty(row), *self._ambiguity(row)]
+        return {kind: text for _, kind, text in sorted(reasons, key=lambda one: -one[0])}
+
+    def _novelty(self, row: int) -> list[tuple[float, str, str]]:
+        """How strong, of which kind, in words; nothing if the image is like the reference images."""
+        density, epistemic = _at(self.density_rank, row), _at(self.epistemic, row)
         if density is not None and (bool(self.novel[row]) or density <= _RARE):
-            return unlike(density, "reference images")
+            return [(3.0, "unlike the reference images", unlike(density, "reference images"))]
+        if epistemic is not None and epistemic >= _HIGH:
+            above = f"epistemic uncertainty above {percent(epistemic)} of the reference images"
+            return [(epistemic, "new to the model", f"new to the model: {above}")]
+        return []
+
+    def _ambiguity(self, row: int) -> list[tuple[float, str, str]]:
+        """How strong, of which kind, in words; nothing if one class stands out."""
         rivals = rival_classes(self.classes, self.predicted[row].tolist(), self.probability[row].tolist())
         if rivals is not None:
-            return rivals
-        if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
-            return f"new to the model: epistemic uncertainty above {percent(epistemic)} of the reference images"
+            kind = "ambiguous between two classes" if rivals.startswith("ambiguous") else "no class stands out"
+            return [(2.0, kind, rivals)]
+        aleatoric = _at(self.aleatoric, row)
         if aleatoric is not None and aleatoric >= _HIGH:
-            return f"ambiguous image: aleatoric uncertainty above {percent(aleatoric)} of the reference images"
-        return None
+            above = f"aleatoric uncertainty above {percent(aleatoric)} of the reference images"
+            return [(aleatoric, "ambiguous image", f"ambiguous image: {above}")]
+        return []
 
 
 def unlike(density_rank: float, others: str) -> str:
@@ -276,15 +325,3 @@ def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]
 
 def _at(column: Tensor | None, row: int) -> float | None:
     return None if column is None else float(column[row])
-
-
-def percent(share: float) -> str:
-    """With a digit where it matters; no share but all of it is rounded to 100 %, none but 0 to 0 %.
-
-    >>> percent(0.003), percent(0.5), percent(1.0), percent(0.0), percent(0.9999)
-    ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
-    """
-    value = 100 * share
-    if value in (0, 100) or 10 <= value <= 90:
-        return f"{value:.0f} %"
-    return f"{min(max(value, 0.1), 99.9):.1f} %"

@@ -22,7 +22,7 @@ from dubito.data import FileImages
 from dubito.data.corruptions import CORRUPTIONS, corrupt
 from dubito.data.photos import photos
 from dubito.errors import ModelError
-from dubito.guard.verdict import percent
+from dubito.guard.thresholds import percent
 from dubito.heads.score import UncertaintyHead
 from dubito.models import load
 from dubito.report.gallery import Summary

@@ -22,7 +22,7 @@ from PIL import Image
 from dubito.data import open_images
 from dubito.data.thumbnails import read_pixels, thumbnail
 from dubito.errors import TableError, ValueRangeError
-from dubito.guard.verdict import percent
+from dubito.guard.thresholds import percent
 from dubito.metrics import Array
 from dubito.report.page import minus, render, words
 from dubito.table import to_tensor

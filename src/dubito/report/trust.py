@@ -29,7 +29,8 @@ from dubito.data.thumbnails import read_pixels, shrink, thumbnail_of
 from dubito.errors import BrokenImageError, ValueRangeError
 from dubito.evaluate.evaluate import ErrorsAtCoverage, coverage_facts, errors_at_coverage, uncertainty
 from dubito.guard import Guard
-from dubito.guard.verdict import class_name, percent, rival_classes, top_two, unlike
+from dubito.guard.thresholds import percent
+from dubito.guard.verdict import class_name, rival_classes, top_two, unlike
 from dubito.heads.score import UncertaintyHead
 from dubito.metrics import Array, RiskCoverage, risk_coverage, wrong_predictions
 from dubito.report.gallery import Card, Summary, shares_below, write_cards

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from dubito.errors import MissingColumnError, TableError
+from dubito.guard import Guarantee, Guard
+from dubito.guard.check import check_guarantee
+from dubito.guard.shift import Shift
+from dubito.table import Table
+
+from .world import blobs
+
+ALIKE = Shift(100, 100, 0.01, ())
+
+
+def flags(n, first):
+    return np.arange(n) < first
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "accepted", "wrong", "count", "of", "status"),
+    [
+        ("risk", 0.1, 200, 5, 5, 200, "kept"),
+        ("risk", 0.1, 200, 60, 60, 200, "broken"),
+        ("risk", 0.1, 200, 18, 18, 200, "too few to tell"),
+        ("coverage", 0.5, 200, 0, 200, 300, "kept"),
+        ("coverage", 0.8, 200, 0, 200, 300, "broken"),
+        ("false_alarms", 0.5, 200, 20, 100, 280, "kept"),
+        ("false_alarms", 0.2, 200, 20, 100, 280, "broken"),
+    ],
+)
+def test_what_labels_show(kind, level, accepted, wrong, count, of, status):
+    """300 images; the first are accepted, and the first of these are wrong."""
+    result = check_guarantee(Guarantee(kind, level, 0.95), flags(300, accepted), flags(300, wrong), ALIKE)
+    assert (result.status, result.count, result.of) == (status, count, of)
+    reference = binomtest(count, of).proportion_ci(0.95, method="exact")
+    assert (result.observed.low, result.observed.high) == pytest.approx((reference.low, reference.high))
+    assert result.to_dict()["status"] == status
+
+
+def test_the_sentence():
+    result = check_guarantee(Guarantee("risk", 0.1, 0.95), flags(300, 200), flags(300, 5), ALIKE)
+    assert result.findings() == [
+        "Kept: 5 of 200 accepted images are wrong, 2.5 % (95 % interval 0.8 % to 5.7 %); at most 10 % are guaranteed."
+    ]
+    assert str(result).startswith("guarantee kept")
+
+
+def test_nothing_accepted_shows_nothing():
+    result = check_guarantee(Guarantee("risk", 0.1, 0.95), flags(9, 0), flags(9, 9), ALIKE)
+    assert (result.status, result.observed) == ("too few to tell", None)
+    assert str(result).splitlines()[-1] == (
+        "Too few images to tell: 0 of 0 accepted images are wrong; at most 10 % are guaranteed."
+    )
+
+
+def test_check_needs_labels_of_the_model_unless_coverage_is_guaranteed():
+    guard, new = Guard.fit(None, blobs(400), 0.3), blobs(100, seed=1)
+    unlabelled = Table(logit=new.logit, feature=new.feature)
+    with pytest.raises(MissingColumnError, match=r"guard\.check needs column 'label'"):
+        guard.check(unlabelled)
+    with pytest.raises(TableError, match="must be classes from 0 to 3; got 0 to 99"):
+        guard.check(new.extended(label=np.arange(100)))
+    assert guard.decide(new.extended(label=np.arange(100))).check is None
+    covering = Guard.fit(None, blobs(400), coverage=0.5)
+    assert covering.check(unlabelled).of == 100
+    assert covering.decide(unlabelled).check is None
+
+
+def test_the_shift_is_part_of_it():
+    guard = Guard.fit(None, blobs(400), 0.3)
+    result = guard.check(blobs(300, seed=1, noise=3.0))
+    assert result.shift.detected
+    assert "These images are not like those" in str(result)
+    assert result.to_dict()["shift"]["detected"]
