@@ -1,31 +1,26 @@
-"""Is the guard's guarantee kept, and what does it cost? 500 draws of real scores, for three risks.
+"""Is the guard's guarantee kept, and what does it cost? 500 draws of real images, for three risks.
 
     python experiments/guarantee.py --data DIR --more-data DIR [--cache DIR] [--draws 500] [--write]
 
-The first DIR holds cifar10_resnets/ (resnet20.pt) and imagenet_val_dev2000/ (images256.zip, labels.csv), the other
-cifar10.npz. Columns are kept in CACHE/cifar10 (ResNet-20 on CIFAR-10's 10,000 test images) and CACHE/imagenet
-(EfficientNet-Lite0 on 2,000 photographs of ImageNet's validation set); what is there already is taken as it is.
+The first DIR holds cifar10_resnets/ (resnet20.pt), imagenet_val_dev2000/ (images256.zip, labels.csv) and
+imagenetv2_10k/ (images224.zip, labels.csv), the other cifar10.npz. Columns are kept in CACHE/cifar10 (ResNet-20 on
+CIFAR-10's 10,000 test images), CACHE/imagenet and CACHE/imagenetv2 (EfficientNet-Lite0 on 2,000 photographs of
+ImageNet's validation set, and on the 10,000 of ImageNetV2); what is there already is taken as it is.
 
 The guarantee is about the error rate R(t) of accepted images in the population, which real data never shows. Here the
-images of the table *are* the population: every draw takes as many images from it, with replacement, splits them into
-selection (a fifth) and calibration as `Guard.fit` does, finds a threshold, and looks up R(t) on the whole table, where
-it is known exactly. `exceeded` is the share of draws with R(t) > risk: it must be at most 5 %, up to Monte Carlo error.
+images of the table *are* the population: every draw takes images from it, with replacement, finds a threshold, and
+looks up R(t) on the whole table, where it is known exactly. `exceeded` is the share of draws with R(t) > risk: it must
+be at most 5 %, up to Monte Carlo error.
 
     coverage     of the population, on average over draws; draws without any threshold count as 0
-    relative     beside the best threshold in hindsight: the largest coverage whose R(t) <= risk, known by nobody
+    relative     beside the best threshold of max-probability in hindsight, known by nobody
     none         the share of draws in which no threshold could be guaranteed: `Guard.fit` raises then
-    most         what the same exact test reaches at the best single fixed threshold, if an oracle named it beforehand,
-                 and all images were used: coverage times the chance to pass
-    possible     a bound on the coverage of every procedure that keeps the guarantee whatever the images are: `possible`
+    possible     a bound on the coverage of every procedure that keeps the guarantee by max-probability: `possible`
 
-Procedures: fallback testing with exact binomial tails (ours), Bonferroni over the same candidates, fallback with
-Hoeffding-Bentkus tails, and "naive": the largest threshold whose own error rate is at most `risk`, which guarantees
-nothing. Of ImageNet's scores, larger draws (10 and 100 times as many images, with replacement) show what the number of
-images costs.
-
-`splits` are random halves without replacement instead: a guard fitted on one half, its accepted error counted on the
-other. The error rate seen on a finite half scatters around R(t), so it lies above `risk` more often than R(t) does; the
-figures of `exceeded` there are for completeness, and no test of the guarantee.
+Procedures: "guard" does what `Guard.fit` does with logits alone: a temperature from a tenth of the draw, then the
+sequence of tests on the rest. "plain" tests max-probability in the same way on all of the draw. "naive" takes the
+largest threshold whose own error rate is at most `risk`, and guarantees nothing. Draws of ten times as many images show
+what the number of images costs.
 
 The last line is one JSON object; --write puts it into expected/guarantee.json, too.
 """
@@ -33,10 +28,12 @@ The last line is one JSON object; --write puts it into expected/guarantee.json, 
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from _expected import write_expected
 from _resnet_cifar import resnet
 from rich.progress import track
@@ -50,13 +47,8 @@ from dubito.table import Table
 EXPECTED = Path(__file__).parent / "expected" / "guarantee.json"
 RISKS = (0.01, 0.05, 0.1)
 CONFIDENCE = 0.95
-SELECTION = 0.2
-PROCEDURES: dict[str, dict[str, Any]] = {
-    "fallback": {},
-    "bonferroni": {"testing": "bonferroni"},
-    "hoeffding_bentkus": {"p_value": "hoeffding_bentkus"},
-}
-SCORES = {"cifar10": "max_probability", "imagenet": "max_probability"}
+REFERENCE = 0.1
+DRAWN = {"cifar10": 10_000, "imagenet": 2_000, "imagenetv2": 2_000}
 
 
 def main() -> None:
@@ -70,71 +62,107 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         cache = args.cache or Path(place)
-        tables = {name: table_of(name, args.data, args.more_data, cache) for name in SCORES}
-        populations = {name: Population(table, SCORES[name]) for name, table in tables.items()}
+        populations = {name: Population(table_of(name, args.data, args.more_data, cache)) for name in DRAWN}
     result: dict[str, Any] = {"draws": args.draws, "confidence": CONFIDENCE, "populations": {}}
     for name, population in populations.items():
         result["populations"][name] = {
             "images": len(population),
-            "score": SCORES[name],
+            "drawn": DRAWN[name],
             "error": round(float(population.wrong.mean()), 4),
-            "risks": {str(risk): study(population, risk, args.draws) for risk in RISKS},
+            "risks": {str(risk): study(population, risk, DRAWN[name], args.draws) for risk in RISKS},
         }
-    print(tell(result))
+    print(describe(result))
     if args.write:
         write_expected(EXPECTED, "--data DIR --more-data DIR", result)
     print(json.dumps(result))
 
 
 class Population:
-    """Real scores, whose error rate at every threshold is known."""
+    """Logits and labels whose error rate at every threshold of every uncertainty is known."""
 
-    def __init__(self, table: Table, score: str) -> None:
-        self.u = dubito.scores.make_score(score).score(table).numpy()
-        self.wrong = (table.logit.argmax(1) != table.label).numpy()
-        order = np.argsort(self.u, kind="stable")
-        self.sorted = self.u[order]
-        self.errors = np.append(0, np.cumsum(self.wrong[order]))
+    def __init__(self, table: Table) -> None:
+        self.logit, self.label = table.logit, table.label
+        self.wrong = (self.logit.argmax(1) != self.label).numpy()
+        self.plain = dubito.MaxProbability().score(table).numpy()
+        self.errors = np.append(0, np.cumsum(self.wrong[np.argsort(self.plain, kind="stable")]))
 
     def __len__(self) -> int:
-        return len(self.u)
+        return len(self.label)
 
-    def at(self, threshold: float) -> tuple[float, float]:
-        """Coverage, and the error rate of what is accepted."""
-        k = int(np.searchsorted(self.sorted, threshold, side="right"))
-        return k / len(self), float(self.errors[k] / max(1, k))
+    def rows(self, chosen: np.ndarray) -> Table:
+        """Some of its images, as a table."""
+        rows = torch.from_numpy(chosen)
+        return Table(logit=self.logit[rows], label=self.label[rows])
 
     def best(self, risk: float) -> float:
-        """The largest coverage that keeps the risk, in hindsight."""
+        """The largest coverage of max-probability that keeps the risk, in hindsight."""
         k = np.arange(1, len(self) + 1)
         return float(k[self.errors[1:] / k <= risk].max(initial=0) / len(self))
 
-    def most(self, risk: float, n: int) -> float:
-        """Coverage times chance to pass, of the best fixed threshold, with n calibration images."""
-        share = np.arange(1, len(self) + 1) / len(self)
-        k = np.rint(share * n).astype(int)
-        delta = 1 - CONFIDENCE
-        c = binom.ppf(delta, k, risk)
-        c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
-        return float((share * binom.cdf(c, k, self.errors[1:] / np.arange(1, len(self) + 1))).max())
+
+Procedure = Callable[[Population, np.ndarray, float], tuple[np.ndarray, float]]
+"""From the drawn rows and a risk to the uncertainty of the population and the threshold on it."""
 
 
-def study(population: Population, risk: float, draws: int) -> dict[str, Any]:
+def guard(population: Population, drawn: np.ndarray, risk: float) -> tuple[np.ndarray, float]:
+    """A calibrated max-probability, whose temperature comes from a tenth of the draw."""
+    reference = round(REFERENCE * len(drawn))
+    score = dubito.Temperature().fit(population.rows(drawn[:reference]))
+    u = score.score(Table(logit=population.logit)).numpy()
+    return u, tested(u, population.wrong, drawn[reference:], risk)
+
+
+def plain(population: Population, drawn: np.ndarray, risk: float) -> tuple[np.ndarray, float]:
+    """Max-probability, tested on all of the draw."""
+    return population.plain, tested(population.plain, population.wrong, drawn, risk)
+
+
+def naive(population: Population, drawn: np.ndarray, risk: float) -> tuple[np.ndarray, float]:
+    """The largest threshold that looks right on the draw itself."""
+    order = drawn[np.argsort(population.plain[drawn], kind="stable")]
+    rate = np.cumsum(population.wrong[order]) / np.arange(1, len(order) + 1)
+    kept = np.nonzero(rate <= risk)[0]
+    return population.plain, float(population.plain[order[kept[-1]]]) if len(kept) else -np.inf
+
+
+def tested(u: np.ndarray, wrong: np.ndarray, rows: np.ndarray, risk: float) -> float:
+    """The threshold that keeps the risk on these rows; minus infinity where there is none."""
+    try:
+        return risk_threshold(u[rows], wrong[rows], risk=risk, confidence=CONFIDENCE).value
+    except GuardError:
+        return -np.inf
+
+
+def study(population: Population, risk: float, n: int, draws: int) -> dict[str, Any]:
     """All procedures at one risk."""
-    n, best = len(population), population.best(risk)
+    procedures = {"guard": (guard, n), "plain": (plain, n), "naive": (naive, n), "ten_times": (plain, 10 * n)}
     result: dict[str, Any] = {
-        "best": round(best, 4),
-        "most": round(population.most(risk, n), 4),
+        "best": round(population.best(risk), 4),
         "possible": round(possible(population, risk, n), 4),
     }
-    for name, settings in PROCEDURES.items():
-        result[name] = summed(population, risk, [drawn(population, risk, n, seed, settings) for seed in range(draws)])
-    result["naive"] = summed(population, risk, [naive(population, risk, n, seed) for seed in range(draws)])
-    for name, times in (("ten_times", 10), ("hundred_times", 100)) if n < 5000 else ():
-        large = [drawn(population, risk, times * n, seed, {}) for seed in track(range(draws), f"{times} times as many")]
-        result[name] = summed(population, risk, large)
-    result["splits"] = halves(population, risk, draws)
+    for name, (procedure, size) in procedures.items():
+        result[name] = repeated(population, procedure, risk, size, draws, f"{name}, risk {risk}")
     return result
+
+
+def repeated(
+    population: Population, procedure: Procedure, risk: float, n: int, draws: int, title: str
+) -> dict[str, float | None]:
+    """How often the guarantee was broken, and how much was accepted."""
+    coverage, rate = np.zeros(draws), np.zeros(draws)
+    for seed in track(range(draws), title):
+        rows = np.random.default_rng(seed).integers(0, len(population), n)
+        u, threshold = procedure(population, rows, risk)
+        accepted = u <= threshold
+        coverage[seed] = accepted.mean()
+        rate[seed] = population.wrong[accepted].mean() if accepted.any() else 0.0
+    best = population.best(risk)
+    return {
+        "exceeded": round(float((rate > risk).mean()), 4),
+        "coverage": round(float(coverage.mean()), 4),
+        "relative": round(float(coverage.mean() / best), 4) if best else None,
+        "none": round(float((coverage == 0).mean()), 4),
+    }
 
 
 def possible(population: Population, risk: float, n: int) -> float:
@@ -170,86 +198,32 @@ def most_powerful(n: int, share: float, rate: float, risk: float) -> float:
     return float(np.interp(1 - CONFIDENCE, np.append(0, level), np.append(0, power))) + 4e-9
 
 
-def drawn(population: Population, risk: float, n: int, seed: int, settings: dict[str, Any]) -> float:
-    """The threshold of one draw with replacement; minus infinity where there is none."""
-    rows = np.random.default_rng(seed).integers(0, len(population), n)
-    return fitted(population, rows, risk, settings)
-
-
-def fitted(population: Population, rows: np.ndarray, risk: float, settings: dict[str, Any]) -> float:
-    """Selection from the first fifth of the rows, calibration on the others."""
-    cut = int(SELECTION * len(rows))
-    parts = [(population.u[some], population.wrong[some]) for some in (rows[:cut], rows[cut:])]
-    try:
-        return risk_threshold(parts[0], parts[1], risk=risk, confidence=CONFIDENCE, **settings).value
-    except GuardError:
-        return -np.inf
-
-
-def naive(population: Population, risk: float, n: int, seed: int) -> float:
-    """The largest threshold that looks right on the draw itself."""
-    rows = np.random.default_rng(seed).integers(0, len(population), n)
-    order = rows[np.argsort(population.u[rows], kind="stable")]
-    rate = np.cumsum(population.wrong[order]) / np.arange(1, n + 1)
-    fine = np.nonzero(rate <= risk)[0]
-    return float(population.u[order[fine[-1]]]) if len(fine) else -np.inf
-
-
-def summed(population: Population, risk: float, thresholds: list[float]) -> dict[str, float]:
-    """How often the guarantee was broken, and how much was accepted."""
-    looked = np.array([population.at(t) for t in thresholds])
-    best = population.best(risk)
-    return {
-        "exceeded": round(float((looked[:, 1] > risk).mean()), 4),
-        "coverage": round(float(looked[:, 0].mean()), 4),
-        "relative": round(float(looked[:, 0].mean() / best), 4) if best else None,
-        "none": round(float((looked[:, 0] == 0).mean()), 4),
-    }
-
-
-def halves(population: Population, risk: float, draws: int) -> dict[str, float]:
-    """Guards on random halves, their accepted error on the other half."""
-    seen, n = [], len(population) // 2
-    for seed in range(draws):
-        order = np.random.default_rng(seed).permutation(len(population))
-        t = fitted(population, order[:n], risk, {})
-        accepted = order[n:][population.u[order[n:]] <= t]
-        error = population.wrong[accepted].mean() if len(accepted) else 0.0
-        seen.append((len(accepted) / len(order[n:]), error, population.at(t)[1]))
-    cover, error, true = np.array(seen).T
-    return {
-        "coverage": round(float(cover.mean()), 4),
-        "exceeded": round(float((error > risk).mean()), 4),
-        "exceeded_in_population": round(float((true > risk).mean()), 4),
-    }
-
-
 def table_of(name: str, data: Path | None, more_data: Path | None, cache: Path) -> Table:
     """The table of a population, extracted if it is not there yet."""
     if (cache / name / "manifest.json").is_file():
         return dubito.open(cache / name)
     if data is None or more_data is None:
         raise SystemExit(f"'{cache / name}' is not there: give --data DIR and --more-data DIR to extract it.")
-    if name == "imagenet":
-        photos = data / "imagenet_val_dev2000"
-        model = dubito.load("pypi:efficientnet_lite0")
-        return dubito.extract(model, photos / "images256.zip", cache / name, labels=photos / "labels.csv")
-    small = dubito.Preprocess(size=(32, 32), resize=(32, 32))
-    model = dubito.wrap(resnet(20, data / "cifar10_resnets"), transform=small, classes=10, name="resnet20")
-    return dubito.extract(model, f"{more_data / 'cifar10.npz'}#test", cache / name, label_space="model")
+    if name == "cifar10":
+        small = dubito.Preprocess(size=(32, 32), resize=(32, 32))
+        model = dubito.wrap(resnet(20, data / "cifar10_resnets"), transform=small, classes=10, name="resnet20")
+        return dubito.extract(model, f"{more_data / 'cifar10.npz'}#test", cache / name, label_space="model")
+    photos, size = {"imagenet": ("imagenet_val_dev2000", 256), "imagenetv2": ("imagenetv2_10k", 224)}[name]
+    folder, model = data / photos, dubito.load("pypi:efficientnet_lite0")
+    return dubito.extract(model, folder / f"images{size}.zip", cache / name, labels=folder / "labels.csv")
 
 
-def tell(result: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     """A line for each procedure."""
-    lines = ["population  risk  best   procedure           exceeded  coverage  relative  none"]
+    lines = ["population  risk  best   procedure  exceeded  coverage  relative  none"]
     for name, population in result["populations"].items():
         for risk, row in population["risks"].items():
             for key, one in row.items():
-                if isinstance(one, dict) and "none" in one:
+                if isinstance(one, dict):
                     relative = "-" if one["relative"] is None else f"{one['relative']:.3f}"
                     lines.append(
-                        f"{name:10}  {risk:4}  {row['best']:.3f}  {key:18}  {one['exceeded']:8.3f}  "
-                        f"{one['coverage']:8.3f}  {relative:>8}  {one['none']:.3f}"
+                        f"{name:<10}  {risk:<4}  {row['best']:.3f}  {key:<9}  {one['exceeded']:<8.3f}  "
+                        f"{one['coverage']:<8.3f}  {relative:<8}  {one['none']:.3f}"
                     )
     return "\n".join(lines)
 

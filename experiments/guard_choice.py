@@ -3,12 +3,13 @@
     python experiments/guard_choice.py --data DIR --more-data DIR [--cache DIR] [--draws 100] [--write]
 
 Data and caches are those of `guarantee.py`. Scores that learn do so from a fifth of the images, at most 1,000; every
-draw takes a table from the others, without replacement, cuts it into selection (18 %) and calibration, chooses by a
-rule on the first, and finds a threshold for the risk on the second, as `Guard.fit` does (without its gate).
+draw takes a table from the others, without replacement, cuts it into reference images (10 %) and calibration images,
+chooses by a rule on the first, and finds a threshold for the risk on the second, as `Guard.fit` does without its gate.
 
-    first          max-probability, whatever the images say
-    clearly_better ours: max-probability, unless another is better beyond noise; sums of ranks likewise
-    best_looking   the score with the lowest AURC on the selection images, as many do
+    plain          max-probability, whatever the images say
+    first          max-probability at the best temperature, whatever the images say
+    clearly_better ours: the latter, unless another is better beyond noise; sums of ranks likewise
+    best_looking   the score with the lowest AURC on the reference images, as many do
 
 `coverage` is that of the calibration images, on average over draws, 0 where no threshold keeps the guarantee (`none`,
 the share of such draws); `left` is the share of draws in which another score, or a sum, took the place of the first.
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from _expected import write_expected
-from guarantee import CONFIDENCE, table_of
+from guarantee import CONFIDENCE, REFERENCE, table_of
 from rich.progress import track
 
 from dubito.errors import GuardError
@@ -39,12 +40,12 @@ from dubito.table import Table
 EXPECTED = Path(__file__).parent / "expected" / "guard_choice.json"
 SIZES = (500, 1000, 1600, 4000)
 RISKS = {"cifar10": (0.02, 0.05), "imagenet": (0.05, 0.1)}
-SELECTION = 0.18
 LEARN, MOST_LEARNED = 0.2, 1000
-FIRST = "max_probability"
+FIRST = "temperature"
 
 Rule = Callable[[Values, np.ndarray, int], Combination]
 RULES: dict[str, Rule] = {
+    "plain": lambda *_: Combination({"max_probability": 1.0}, {}),
     "first": lambda *_: Combination({FIRST: 1.0}, {}),
     "clearly_better": choose,
     "best_looking": lambda values, wrong, _: Combination({best_looking(values, wrong): 1.0}, {}),
@@ -80,7 +81,7 @@ def scored(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
     order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
     cut = min(MOST_LEARNED, int(LEARN * len(table)))
     learn, rest = table.rows(order[:cut].sort().values), table.rows(order[cut:].sort().values)
-    scores, competing = fitted_scores(None, learn, learn)
+    scores, competing = fitted_scores(None, learn)
     values = {name: scores[name].score(rest).numpy() for name in competing}
     return values, (rest.logit.argmax(1) != rest.label).numpy()
 
@@ -104,19 +105,14 @@ def one(
 ) -> tuple[float, bool]:
     """The coverage of one guard, and whether it left the first score."""
     rows = np.random.default_rng(seed).permutation(len(wrong))[:n]
-    parts = rows[: int(SELECTION * n)], rows[int(SELECTION * n) :]
-    selection = {name: u[parts[0]] for name, u in values.items()}
-    chosen = rule(selection, wrong[parts[0]], seed)
-    reference_quantiles = {name: quantiles(torch.from_numpy(selection[name])) for name in chosen.weights}
-    u = [
-        chosen.of(
-            {name: torch.from_numpy(values[name][part]) for name in reference_quantiles}, reference_quantiles
-        ).numpy()
-        for part in parts
-    ]
+    reference, calibrate = rows[: round(REFERENCE * n)], rows[round(REFERENCE * n) :]
+    known = {name: u[reference] for name, u in values.items()}
+    chosen = rule(known, wrong[reference], seed)
+    ranked = {name: quantiles(torch.from_numpy(known[name]), name) for name in chosen.weights}
+    u = chosen.of({name: torch.from_numpy(values[name][calibrate]) for name in ranked}, ranked).numpy()
     left = list(chosen.weights) != [FIRST]
     try:
-        result = risk_threshold((u[0], wrong[parts[0]]), (u[1], wrong[parts[1]]), risk=risk, confidence=CONFIDENCE)
+        result = risk_threshold(u, wrong[calibrate], risk=risk, confidence=CONFIDENCE)
     except GuardError:
         return 0.0, left
     return result.accepted / result.of, left

@@ -153,7 +153,7 @@ def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> Non
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = dubito.wrap(module)
-    table = labelled(dubito.extract(model, inputs(200), tmp_path / "cache", workers=0, progress=False))
+    table = labelled(dubito.extract(model, inputs(800), tmp_path / "cache", workers=0, progress=False))
     x = inputs(6, seed=2)
     guard = Guard.fit(model, table, coverage=0.7, scores=["margin"], novel=0.0)
     assert GuardModule(guard, x)(x)[1].detach().numpy() == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-5)

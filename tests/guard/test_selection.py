@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dubito.errors import DubitoError, GuardError, TableError
-from dubito.guard.selection import Roles, fitted_scores, select_scores
+from dubito.guard.selection import Roles, fitted_scores, select_scores, split
 from dubito.scores import (
     Density,
     Entropy,
@@ -24,7 +24,7 @@ from .world import blobs
 
 def selected(scores: object) -> tuple[list[str], dict[str, int]]:
     """The scores of a selection, past the type checks of the tests, and how many images each part has."""
-    selection, _, _, rows = inspect.unwrap(select_scores)(blobs(200), scores, None, labelled=True, novel=0.0, seed=0)
+    selection, _, rows = inspect.unwrap(select_scores)(blobs(200), scores, None, labelled=True, novel=0.0, seed=0)
     return list(selection.combination.aurc), rows
 
 
@@ -47,11 +47,29 @@ def test_what_is_no_score_is_reported(original: object, kind: str) -> None:
             selected(scores)
 
 
-def test_rows_are_set_aside_only_for_what_must_learn() -> None:
-    assert selected(None)[1] == {"learn": 30, "select": 30, "calibrate": 140}
-    assert selected({"entropy": Entropy(), "density": Density()})[1]["learn"] == 30
-    assert selected({"entropy": Entropy()})[1] == {"learn": 0, "select": 40, "calibrate": 160}
-    assert selected({"fitted": Neighbours(k=2).fit(blobs(20))})[1]["learn"] == 0
+def test_a_tenth_is_for_reference_and_the_rest_calibrates() -> None:
+    assert [len(part) for part in split(blobs(1000), seed=0)] == [100, 900]
+    assert [len(part) for part in split(blobs(300), seed=0)] == [40, 260]  # at least 40 ...
+    assert [len(part) for part in split(blobs(100), seed=0)] == [20, 80]  # ... if a fifth suffices
+    assert selected(None)[1] == {"train": 0, "reference": 40, "calibrate": 160}
+
+
+def test_scores_are_compared_by_what_they_have_not_learned_from() -> None:
+    """The nearest neighbour of a reference image among all of them is itself; among the other folds, it never is."""
+    mine = {"near": Neighbours(k=1), "entropy": Entropy()}
+    selection = inspect.unwrap(select_scores)(blobs(600), mine, None, labelled=False, novel=0.0, seed=0)[0]
+    reference, _ = split(blobs(600), seed=0)
+    assert torch.all(selection.scores["near"].score(reference) < 1e-6)
+    assert torch.all(selection.reference_quantiles["near"] > 1e-6)
+
+
+def test_with_train_nothing_is_cross_fitted() -> None:
+    options = {"labelled": False, "novel": 0.0, "seed": 0}
+    selection, _, rows = inspect.unwrap(select_scores)(blobs(600), [Neighbours(k=1)], blobs(50, seed=1), **options)
+    assert rows["train"] == 50
+    reference, _ = split(blobs(600), seed=0)
+    expected = Neighbours(k=1).fit(blobs(50, seed=1)).score(reference).sort().values
+    torch.testing.assert_close(selection.reference_quantiles["neighbours"], expected)
 
 
 def test_given_scores_learn_as_copies() -> None:
@@ -61,8 +79,7 @@ def test_given_scores_learn_as_copies() -> None:
     assert len(result["near"].bank_) == 50
     # A temperature is learned from the images at hand, not from those that the others learn from.
     assert result["t"].temperature_ == Temperature().fit(table).temperature_
-    with pytest.raises(GuardError, match=r"Guard.fit: score 'near' is not fitted, and there is nothing to learn from"):
-        fitted_scores({"near": Neighbours()}, table, None)
+    assert len(fitted_scores({"near": mine}, table)[0]["near"].bank_) == 60  # without such images, these
 
 
 def test_a_density_without_settings_is_the_one_that_suits() -> None:
@@ -76,6 +93,7 @@ def test_a_density_without_settings_is_the_one_that_suits() -> None:
 def test_by_default_all_that_columns_allow() -> None:
     result, competing = fitted_scores(None, blobs(100), blobs(100, seed=1))
     assert competing == list(result)
+    assert competing[0] == "temperature"
     assert {"max_probability", "entropy", "density", "neighbours", "temperature"} <= set(result)
     assert all(score.is_fitted for score in result.values())
     right = blobs(100).extended(label=blobs(100).logit.argmax(1))

@@ -85,7 +85,7 @@ def test_a_shift_in_words():
 def test_without_a_density_the_others_are_tested():
     shift = Guard.fit(None, blobs(300), 0.3, scores=["entropy"], novel=0.0).decide(blobs(100, seed=1)).shift
     assert [test.name for test in shift.tests] == ["acceptance", "classes"]
-    assert (shift.images, shift.calibrated_on, shift.level) == (100, 240, LEVEL)
+    assert (shift.images, shift.calibrated_on, shift.level) == (100, 260, LEVEL)
 
 
 def test_a_guard_raises_no_alarm_for_its_own_kind():

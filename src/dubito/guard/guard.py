@@ -1,11 +1,10 @@
 """Accept or abstain: a threshold on an uncertainty that keeps a guarantee, and for every image the reason in words.
 
-    rows of the table -> learn       scores that learn, where no table to learn from is given
-                         select      which scores, how combined, which thresholds to try
+    rows of the table -> reference   a tenth: what scores learn from, which scores, how combined, what is novel
                          calibrate   the guarantee and prediction sets: seen once, when all else is fixed
 
-The three parts are disjoint and drawn at random, so what is chosen on the first two cannot invalidate the guarantee;
-see `thresholds` for the proof. It holds for images like those of the table. Images whose features are rarer than almost
+The two parts are disjoint and drawn at random, so what is chosen on the first cannot invalidate the guarantee; see
+`thresholds` for the proof. It holds for images like those of the table. Images whose features are rarer than almost
 all of the in-distribution ones are refused whatever their score: for them, no guarantee was tested. Whether new images
 are like the calibration images is tested wherever many are decided on (`shift`), and with labels also whether the
 guarantee is kept (`check`).
@@ -34,7 +33,7 @@ from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, find_shift
-from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
+from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.models.frozen import signature
@@ -62,7 +61,6 @@ class Guard(Result):
         guarantee: What is guaranteed.
         threshold: The threshold that keeps it, and what it did on the calibration images.
         selection: Which scores make the uncertainty, and what the selection images say about them.
-        selected_on: Uncertainties and errors of the selection images, which candidate thresholds come from.
         calibration: What was observed of the calibration images, to test other guarantees and to compare new images.
         sets: Prediction sets, if there are any.
         classes: Names of the classes, if known.
@@ -75,7 +73,6 @@ class Guard(Result):
     guarantee: Guarantee
     threshold: Threshold
     selection: ScoreSelection
-    selected_on: Outcomes
     calibration: Observations
     sets: PredictionSets | None
     classes: Sequence[str] | None
@@ -114,8 +111,9 @@ class Guard(Result):
             coverage: Guarantee instead that at least this share of all images is accepted.
             false_alarms: Guarantee instead that at most this share of the correct predictions is refused.
             scores: Scores to choose among, by name or as a list; the first stays unless another is clearly better. By
-                default all that the columns allow, max-probability first, but no uncertainty head. Scores that are
-                fitted already, and heads, must have learned from other images than the table's.
+                default all that the columns allow, max-probability at the best temperature first, but no
+                uncertainty head. Scores that are fitted already, and heads, must have learned from other images than
+                the table's.
             train: Table that scores learn from, such as the model's training images; by default a part of the table.
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
                 has labels and at least nine rows to calibrate.
@@ -143,18 +141,15 @@ class Guard(Result):
         if model is not None:
             checked = _identity(model, provenance, of=f"Guard.fit: {table.name}")
             provenance = checked[0] if provenance is None else provenance.with_model(checked[0])
-        selection, selected_on, calibrate, rows = select_scores(
-            table, scores, train, labelled=labelled, novel=novel, seed=seed
-        )
+        selection, calibrate, rows = select_scores(table, scores, train, labelled=labelled, novel=novel, seed=seed)
         names = dict.fromkeys([*selection.combination.weights, *filter(None, [selection.roles.density])])
         values = {name: selection.scores[name].score(calibrate) for name in names}
         calibration = _observe(selection, values, calibrate, labelled=labelled)
         rows = {"table": len(table), **rows, "novel": int(np.isinf(calibration.uncertainty).sum())}
         guard = cls(
             guarantee=guarantee,
-            threshold=_threshold(guarantee, selection, selected_on, calibration, len(table), by="Guard.fit"),
+            threshold=_threshold(guarantee, selection, calibration, len(table), by="Guard.fit"),
             selection=selection,
-            selected_on=selected_on,
             calibration=calibration,
             sets=fitted_sets(sets, calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
@@ -182,9 +177,7 @@ class Guard(Result):
                 would take.
         """
         guarantee = Guarantee("risk", risk, self.guarantee.confidence if confidence is None else confidence)
-        threshold = _threshold(
-            guarantee, self.selection, self.selected_on, self.calibration, self.rows["table"], by="guard.with_risk"
-        )
+        threshold = _threshold(guarantee, self.selection, self.calibration, self.rows["table"], by="guard.with_risk")
         guard = replace(self, guarantee=guarantee, threshold=threshold)
         guard._checked = self._checked
         return guard
@@ -317,10 +310,8 @@ class Guard(Result):
 
     def _write(self, folder: Path) -> None:
         self.selection.write(folder)
-        selected_on = {"uncertainty": self.selected_on[0], "wrong": self.selected_on[1]}
-        arrays = {f"select.{name}": one for name, one in selected_on.items() if one is not None}
-        arrays |= {f"calibrate.{name}": one for name, one in self.calibration.arrays().items()}
-        write_file(folder / _OBSERVED, save({name: np.ascontiguousarray(one) for name, one in arrays.items()}))
+        arrays = {name: np.ascontiguousarray(one) for name, one in self.calibration.arrays().items()}
+        write_file(folder / _OBSERVED, save(arrays))
 
     @classmethod
     def load(cls, path: str | Path, model: Classifier | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
@@ -344,14 +335,11 @@ class Guard(Result):
         if not math.isfinite(threshold.value):
             raise ValueError(f"a threshold of {threshold.value}")
         parts = FOLDER.part(folder, described["parts"])
-        arrays = load_file(parts / _OBSERVED)
-        calibration = {name.removeprefix("calibrate."): one for name, one in arrays.items() if name[0] == "c"}
         return cls(
             guarantee=Guarantee(**described["guarantee"]),
             threshold=threshold,
             selection=ScoreSelection.read(parts, described),
-            selected_on=(arrays["select.uncertainty"], arrays.get("select.wrong")),
-            calibration=Observations(**calibration),
+            calibration=Observations(**load_file(parts / _OBSERVED)),
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
             classes=described["classes"],
             provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
@@ -425,19 +413,13 @@ def _observe(
 
 
 def _threshold(
-    guarantee: Guarantee,
-    selection: ScoreSelection,
-    selected_on: Outcomes,
-    calibration: Observations,
-    rows: int,
-    *,
-    by: str,
+    guarantee: Guarantee, selection: ScoreSelection, calibration: Observations, rows: int, *, by: str
 ) -> Threshold:
     """The threshold that keeps a guarantee; GuardError says what could be kept instead."""
     try:
-        return guarantee.threshold(selected_on, calibration.outcomes)
+        return guarantee.threshold(calibration.outcomes)
     except GuardError as error:
-        feasible = guarantee.feasible(selected_on, calibration.outcomes, rows)
+        feasible = guarantee.feasible(calibration.outcomes, rows)
         raise GuardError(
             f"{by}: {error} Of the table's {rows} rows, {len(calibration)} are there to calibrate; the uncertainty is "
             f"{selection.combination}. {feasible}".rstrip()

@@ -1,9 +1,15 @@
 """What is decided before calibration: which scores, how they are combined, which rows serve which purpose.
 
-Everything here rests on the selection images (and on those that scores learn from), never on calibration images, so
+Everything here rests on the reference images (and on those that scores learn from), never on calibration images, so
 whatever is chosen, well or badly, cannot invalidate the guarantee.
+
+Reference images are few, because every one of them is missing from the calibration. So they serve twice: scores learn
+from all of them, and are compared by values of folds that they have not learned from (cross-fitting). The first
+candidate is max-probability at a temperature that fits the reference labels: of a score of the logits, a calibrated
+probability of being right is the best that selective prediction can use.
 """
 
+import contextlib
 import copy
 import re
 import warnings
@@ -21,7 +27,6 @@ from torch import Tensor
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, GuardError
 from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
-from dubito.guard.thresholds import Outcomes
 from dubito.metrics import wrong_predictions
 from dubito.scores import Entropy, Temperature, UncertaintyHead, load_score, save_score
 from dubito.scores.available import available_scores
@@ -34,11 +39,12 @@ from dubito.types import Score
 from dubito.validate import SHARED, check_disjoint, warn_shared
 
 MOST_LEARNED = 50_000
-"""Rows that scores learn from: they are kept in part with the guard, and it should stay small."""
+"""Rows of `train` that scores learn from: they are kept in part with the guard, and it should stay small."""
+REFERENCE, _FEWEST, _MOST = 0.1, 40, 10_000
+"""Reference images: this share of a table, but at least 40 unless these were more than a fifth, and at most 10,000."""
+_FOLDS = 3
 _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 """Scores that measure it, best first."""
-_LEARN, _SELECT, _SELECT_ALONE = 0.15, 0.15, 0.2
-"""Shares of a table: for scores to learn from, to select on; and to select on where nothing must be learned."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 _MEMORISED = (
     "Scores that have learned from them have memorised them, and the guarantee would not hold for other images. Pass "
@@ -50,11 +56,10 @@ Scores = Mapping[str, Score | str] | Sequence[Score | str] | Score | str
 """By name; or scores, or names of registered ones."""
 
 
-def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table, Table]:
-    """Cut a table at random into rows to learn from (None unless `learn`), to select on, and to calibrate.
+def split(table: Table, *, seed: int) -> tuple[Table, Table]:
+    """Cut a table at random into reference images and calibration images.
 
-    Scores are selected on the second part, and candidate thresholds are taken from it. The guarantee rests on the third
-    part alone, which is seen once, when everything else is fixed.
+    The guarantee rests on the second part alone, which is seen once, when everything else is fixed.
     """
     n = len(table)
     if "image_index" in table and int(table.whole("image_index").unique().numel()) < n:
@@ -62,16 +67,14 @@ def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table,
             f"{table.name} has several augmented rows of each image; they are not independent, and a guarantee would "
             f"count each image several times. Extract every image once, without epochs=... ."
         )
-    if n < 3:
+    if n < 2:
         raise GuardError(
-            f"Guard.fit needs at least three rows, one each to learn, select and calibrate; {table.name} has {n}. "
+            f"Guard.fit needs at least two rows, one for reference and one to calibrate; {table.name} has {n}. "
             f"Pass more images."
         )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    first = max(1, round(_LEARN * n)) if learn else 0
-    last = first + max(1, round((_SELECT if learn else _SELECT_ALONE) * n))
-    parts = [chosen_rows(table, rows.sort().values) for rows in (order[:first], order[first:last], order[last:])]
-    return parts[0] if learn else None, parts[1], parts[2]
+    count = max(1, min(_MOST, max(round(REFERENCE * n), min(_FEWEST, n // 5))))
+    return chosen_rows(table, order[:count].sort().values), chosen_rows(table, order[count:].sort().values)
 
 
 class Roles(NamedTuple):
@@ -109,12 +112,12 @@ class Roles(NamedTuple):
 @final
 @dataclass
 class ScoreSelection:
-    """What the selection images decide.
+    """What the reference images decide.
 
     Attributes:
         combination: Which scores make the uncertainty, and how.
         scores: The scores that are needed, fitted.
-        reference_quantiles: By score, its quantiles on the selection images, to rank others by.
+        reference_quantiles: By score, its quantiles on the reference images, to rank others by.
         uncertainty_quantiles: Quantiles of the uncertainty itself.
         roles: Which score measures the aleatoric uncertainty, the epistemic one and the density.
         gate: Images with a density score above it are refused; None for no such rule.
@@ -129,12 +132,20 @@ class ScoreSelection:
 
     @classmethod
     def fit(
-        cls, scores: dict[str, Score], candidates: list[str], table: Table, *, labelled: bool, novel: float, seed: int
-    ) -> tuple["ScoreSelection", Outcomes]:
-        """From the selection images alone; also returns their uncertainties and errors."""
+        cls,
+        scores: dict[str, Score],
+        values: Mapping[str, Float64[Tensor, "n"]],
+        candidates: Sequence[str],
+        table: Table,
+        *,
+        labelled: bool,
+        novel: float,
+        seed: int,
+    ) -> "ScoreSelection":
+        """From the reference images alone: scores, their values there, and which of them may make the uncertainty."""
         roles = Roles.of(scores, table)
-        values = {name: score.score(table) for name, score in scores.items()}
-        combination, wrong = Combination({candidates[0]: 1.0}, {}), None
+        values = dict(values) | {name: scores[name].score(table) for name in scores if name not in values}
+        combination = Combination({candidates[0]: 1.0}, {})
         if labelled:
             wrong = wrong_predictions(table, by="Guard.fit").numpy()
             combination = choose({name: values[name].numpy() for name in candidates}, wrong, seed)
@@ -144,9 +155,7 @@ class ScoreSelection:
         if roles.density is not None and novel > 0:
             gate = float(np.quantile(values[roles.density].numpy(), 1 - novel, method="higher"))
         ranked = quantiles(combination.of(values, reference), str(combination))
-        selection = cls(combination, {name: scores[name] for name in kept}, reference, ranked, roles, gate)
-        u, refused = selection.uncertainty(values)
-        return selection, (torch.where(refused, torch.inf, u).numpy(), wrong)
+        return cls(combination, {name: scores[name] for name in kept}, reference, ranked, roles, gate)
 
     def uncertainty(self, values: Mapping[str, Tensor]) -> tuple[Float64[Tensor, "n"], Bool[Tensor, "n"]]:
         """The uncertainty of rows from their scores, and which of them are refused as novel."""
@@ -179,80 +188,111 @@ class ScoreSelection:
 
 def select_scores(
     table: Table, scores: Scores | None, train: Table | None, *, labelled: bool, novel: float, seed: int
-) -> tuple[ScoreSelection, Outcomes, Table, dict[str, int]]:
-    """The score selection and the outcomes of its images, the part to calibrate, and the size of each part.
+) -> tuple[ScoreSelection, Table, dict[str, int]]:
+    """The score selection, the part of the table to calibrate, and the size of each part.
 
     Arguments are those of `Guard.fit`; `labelled` says whether labels show which predictions are wrong.
     """
     chosen: dict[str, Score] | None = None if scores is None else by_name(scores, by="Guard.fit", arrays=False)
     if chosen is not None:
         check_any_scores(chosen, by="Guard.fit")
-    must_learn = chosen is None or not all(score.is_fitted for score in chosen.values())
-    has_density = chosen is None or any(isinstance(score, Density) for score in chosen.values())
-    needs_density = novel > 0 and "feature" in table and not has_density
-    own, select, calibrate = split(table, learn=train is None and (needs_density or must_learn), seed=seed)
-    what = "the part that scores are selected on"
-    warn_shared(calibrate, select, by="Guard.fit", what=what, harm=_TWICE, allowed=SHARED)
-    learn = own if train is None else train
-    if learn is not None and len(learn) > MOST_LEARNED:
-        order = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))
-        learn = chosen_rows(learn, order[:MOST_LEARNED].sort().values)
-    if train is not None and learn is not None:
-        check_disjoint(table, learn, by="Guard.fit", what="train", harm=_MEMORISED, error=GuardError)
-    fitted, candidates = fitted_scores(chosen, select, learn)
-    if needs_density and learn is not None:
-        try:  # one more score, which measures novelty and does not compete
-            density = default_density(learn, by="Guard.fit", most=QUICK).fit(learn)
-            fitted["novelty" if Density.name in fitted else Density.name] = density
-        except DubitoError as error:
-            warnings.warn(
-                f"Guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
-                f"learned ({error}) Pass more images, or use novel=0.",
-                DubitoWarning,
-                stacklevel=3,
-            )
-    selection, outcomes = ScoreSelection.fit(fitted, candidates, select, labelled=labelled, novel=novel, seed=seed)
-    rows = {"learn": 0 if learn is None else len(learn), "select": len(select), "calibrate": len(calibrate)}
-    return selection, outcomes, calibrate, rows
+    reference, calibrate = split(table, seed=seed)
+    warn_shared(calibrate, reference, by="Guard.fit", what="its reference images", harm=_TWICE, allowed=SHARED)
+    if train is not None and len(train) > MOST_LEARNED:
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        train = chosen_rows(train, order[:MOST_LEARNED].sort().values)
+    if train is not None:
+        check_disjoint(table, train, by="Guard.fit", what="train", harm=_MEMORISED, error=GuardError)
+    gated = novel > 0 and "feature" in table
+    fitted, candidates = fitted_scores(chosen, reference, train, novelty=gated)
+    values: dict[str, Tensor] = {}
+    if train is None and len(reference) >= _FOLDS and any(score.learned for score in fitted.values()):
+        values = _cross_fitted(reference, chosen, novelty=gated, seed=seed)
+        kept = {*values, *(chosen or ())}  # without what some fold cannot learn, unless the user has chosen it
+        fitted = {name: score for name, score in fitted.items() if name in kept}
+        candidates = [name for name in candidates if name in kept]
+    options: dict[str, Any] = {"labelled": labelled, "novel": novel, "seed": seed}
+    selection = ScoreSelection.fit(fitted, values, candidates, reference, **options)
+    if gated and selection.gate is None:
+        warnings.warn(
+            f"Guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
+            f"learned from {len(reference if train is None else train)} images. Pass more images, or use novel=0.",
+            DubitoWarning,
+            stacklevel=3,
+        )
+    rows = {"train": 0 if train is None else len(train), "reference": len(reference), "calibrate": len(calibrate)}
+    return selection, calibrate, rows
 
 
 def fitted_scores(
-    scores: Mapping[str, Score] | None, table: Table, learn: Table | None
+    scores: Mapping[str, Score] | None,
+    reference: Table,
+    train: Table | None = None,
+    *,
+    novelty: bool = False,
+    strict: bool = True,
 ) -> tuple[dict[str, Score], list[str]]:
-    """Scores that are ready for tables like this, and the names of those that the uncertainty may be made of.
+    """Scores that are ready for tables like the reference, and the names of those that may make the uncertainty.
 
-    These are the user's, or all that the columns allow. Those that learn do so from `learn`; a temperature from the
-    table itself, because images that a model was trained on do not show its overconfidence. A head that ships
+    These are the user's, or all that the columns allow. Those that learn do so from `train`, else from the reference
+    images; a temperature always from these, because images that a model was trained on do not show its overconfidence.
+    With `novelty`, there is a density to measure it, which does not compete unless it is the user's. A head that ships
     measures the aleatoric uncertainty, but does not compete: nobody knows which images it has learned from. If they
     were those of the table, it would have memorised the calibration images, and the guarantee would not hold.
+    Unless `strict`, scores that cannot learn from so few images are left out.
     """
+    learn = reference if train is None else train
     if scores is not None:
-        ready = dict(scores)
+        ready: dict[str, Score] = {}
         for name, score in scores.items():
-            source = table if isinstance(score, Temperature) else learn
-            if not score.is_fitted and source is None:
-                raise GuardError(
-                    f"Guard.fit: score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass "
-                    f"train=... ."
-                )
-            if not score.is_fitted and source is not None:  # a copy, so that the user's own stays as it is
-                plain = score == Density()  # without settings, the one that suits
-                copied = default_density(source, by="density.fit", most=QUICK) if plain else copy.deepcopy(score)
-                ready[name] = copied.fit(source)
-            table.require(*score.needs, by=f"guard: {name}")
-        return ready, list(ready)
-    ready = available_scores(table, learn).scores
+            with contextlib.nullcontext() if strict else contextlib.suppress(DubitoError):
+                ready[name] = _fitted(name, score, reference, learn)
+        candidates = list(ready)
+        if novelty and not any(isinstance(score, Density) for score in ready.values()):
+            with contextlib.suppress(DubitoError):  # too few images: `select_scores` warns
+                name = "novelty" if Density.name in ready else Density.name
+                ready[name] = default_density(learn, by="Guard.fit", most=QUICK).fit(learn)
+        return ready, candidates
+    ready = available_scores(reference, learn).scores
     if not ready:
         raise GuardError(
-            f"Guard.fit: no score can be computed from {table.name}, which has {', '.join(table.columns)}. "
+            f"Guard.fit: no score can be computed from {reference.name}, which has {', '.join(reference.columns)}. "
             f"Extract logits, or pass scores=[...]."
         )
-    if "temperature" in ready or "label" in table:
-        try:
-            ready["temperature"] = Temperature().fit(table)
-        except DubitoError:  # all right or all wrong: there is no best temperature
-            ready.pop("temperature", None)
+    ready.pop(Temperature.name, None)
+    if "label" in reference:
+        with contextlib.suppress(DubitoError):  # all right or all wrong: there is no best temperature
+            ready = {Temperature.name: Temperature().fit(reference), **ready}
     return ready, [name for name, score in ready.items() if not isinstance(score, UncertaintyHead)]
+
+
+def _fitted(name: str, score: Score, reference: Table, learn: Table) -> Score:
+    """A user's score, ready: a copy where it must learn, so that the user's own stays as it is."""
+    reference.require(*score.needs, by=f"guard: {name}")
+    if score.is_fitted:
+        return score
+    if isinstance(score, Temperature):
+        return copy.deepcopy(score).fit(reference)
+    plain = score == Density()  # without settings, the one that suits
+    return (default_density(learn, by="density.fit", most=QUICK) if plain else copy.deepcopy(score)).fit(learn)
+
+
+def _cross_fitted(
+    reference: Table, chosen: Mapping[str, Score] | None, *, novelty: bool, seed: int
+) -> dict[str, Float64[Tensor, "n"]]:
+    """Of every row, the values of scores that were fitted on the other folds; those that some fold lacks are absent."""
+    n = len(reference)
+    fold = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % _FOLDS
+    values: dict[str, Tensor] = {}
+    for number in range(_FOLDS):
+        inside = fold == number
+        part, rest = (chosen_rows(reference, rows.nonzero()[:, 0]) for rows in (inside, ~inside))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DubitoWarning)  # what it says of all rows was said before
+            scores = fitted_scores(chosen, rest, novelty=novelty, strict=False)[0]
+        for name, score in scores.items():
+            values.setdefault(name, torch.full((n,), torch.nan, dtype=torch.float64))[inside] = score.score(part)
+    return {name: one for name, one in values.items() if not one.isnan().any()}
 
 
 def _places(folder: Path, names: Sequence[str]) -> list[Path]:

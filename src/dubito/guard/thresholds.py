@@ -6,29 +6,29 @@
 
 Each holds with a stated confidence over calibration sets, for images like those that it was calibrated on.
 
-Images with u <= t are accepted. With risk r, confidence 1 - delta, and k accepted calibration images, e of them wrong:
+With risk r, confidence 1 - delta, and calibration images in the order of their uncertainty, u_(1) < u_(2) < ... :
 
-    p(t)   = P(Bin(k, r) <= e)                         tests R(t) = P(wrong | u <= t) > r
-    L_j    = a_j + L_(j-1) if t_(j-1) passed, else a_j         the level of the test of t_j;  sum_j a_j = delta
+    e_k    wrong ones among the first k
+    p_k    = P(Bin(k, r) <= e_k)         tests R(u_(k+1)) > r,  where R(t) = P(wrong | u < t)
 
-Candidates t_1 < t_2 < ... are tested in turn, t_j passes if p(t_j) <= L_j, and the last that passes is taken. This is
-the fallback procedure of Wiens (2003); with a_1 = delta it is fixed-sequence testing, as in Learn then Test
-(Angelopoulos et al. 2021). Selective risk is that of Geifman & El-Yaniv (2017).
+k = s, s + 1, ... are tested in turn until p_k > delta; the last k that passed gives the threshold: images with
+u < u_(k+1) are accepted. This is fixed-sequence testing, as in Learn then Test (Angelopoulos et al. 2021), but the
+thresholds are the calibration images' own, so all of them count, and none is spent on choosing candidates. Selective
+risk is that of Geifman & El-Yaniv (2017).
 
-Why P(R(t) > r) <= delta for the t taken. Candidates and levels come from other images, the selection split. For such a
-t, the accepted calibration images are k independent images with u <= t, so that, given k, e is binomial with R(t), and
-if R(t) > r, P(p(t) <= a | k) <= a for every a; hence also without k being given. Call t_j bad if R(t_j) > r. While no
-bad one has passed, the level was 0 after the bad one before t_j, so L_j is at most A_j, the sum of the a after that one
-up to a_j: a fixed number. So the first bad one to pass is t_j with probability A_j at most, and these sums share no a:
-together they are delta at most. Nothing is paid for the number of candidates.
+Why P(R(t) > r) <= delta for the t taken. Let u have a continuous distribution (ties are ordered by lot). R is
+continuous, so the t with R(t) > r form intervals, with R = r at both ends (the first may begin below all images). Fix
+how many calibration images lie between these ends. Those below an end are then wrong at rate r exactly, because R = r
+at every end below it, too. Suppose that s lies outside the intervals. To take a t in one, the tests must pass at
+k = the number of images below the lower end of the first interval behind s: there e_k is Bin(k, r), so they do with
+probability delta at most. Suppose that s lies inside one, that is R(u_(s+1)) > r: of the s images below u_(s+1), those
+below the interval's lower end are wrong at rate r, the others at a higher one, so p_s <= delta has probability delta at
+most. Both cases hold for whatever numbers were fixed, hence without fixing them. Nothing is paid for the number of
+tests.
 
-Where to begin is ours: at the very fewest, one unlucky image would end it. Seven tenths of delta lie where the test is
-most likely to pass, as far as the selection split shows; two tenths where three fifths as many are accepted, and most
-of the rest where two fifths are, in case that was too bold; a fiftieth lies on candidates far above, so that with many
-images the best is found even if the error rate rises above r and falls again. A share that could not pass even without
-an error goes to the likeliest. All of this rests on the selection split and on n, never on calibration images. No
-candidate lies above the selection split: images more uncertain than all of them are refused, also where everything
-in the selection split could be accepted.
+Where to begin is ours: at the very fewest, one unlucky image would end it. s is the smallest number of images that may
+have eight errors, or fewer errors where s would be more than half of the images; it depends on n, r and delta alone.
+Images as uncertain as the most uncertain calibration image are refused, also where everything could be accepted.
 
 Shares of images (coverage, refused correct predictions) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
 """
@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
-from scipy.stats import binom
+from scipy.stats import binom, nbinom
 
 from dubito.errors import GuardError, ValueRangeError
 from dubito.metrics import proportion_bound
@@ -49,16 +49,9 @@ GuaranteeKind = Literal["risk", "coverage", "false_alarms"]
 RISK = 0.05
 Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | None]
 """Uncertainties of images, and which of them are predicted wrong, if that is known."""
-PValue = Literal["binomial", "hoeffding_bentkus"]
-"""Exact for wrong or right; or the bound of Learn then Test, which also serves losses between 0 and 1."""
-Testing = Literal["fallback", "bonferroni"]
-"""One after the other, levels handed on; or all at once, each at its share of the level."""
-_CANDIDATES = 200
-_LIKELY, _MOST_IMAGES = 0.8, 1e8
-_SAFER = ((0.6, 0.2), (0.4, 0.08))
-"""Where to begin, too: accepting so much of what the likeliest candidate accepts, with this share of the level."""
-_FAR, _STRIDE = 0.02, 10
-"""The share of the level on every tenth candidate above the likeliest."""
+_ERRORS, _BELOW = 8, 0.5
+"""The tests begin where so many errors are allowed, or fewer where that took more than this share of the images."""
+_LIKELY, _MOST_IMAGES, _STEPS = 0.8, 1e8, 200
 
 
 class Threshold(NamedTuple):
@@ -104,8 +97,8 @@ class Guarantee:
         ((kind, level),) = chosen.items()
         return cls(kind, level, confidence)  # type: ignore[arg-type]
 
-    def threshold(self, selection: Outcomes, calibration: Outcomes) -> Threshold:
-        """The threshold that keeps it, tested on images that nothing was chosen on; candidates are the selection's.
+    def threshold(self, calibration: Outcomes) -> Threshold:
+        """The threshold that keeps it, tested on images that nothing was chosen on.
 
         Raises:
             GuardError: There is none; the message says why, and how many images it takes.
@@ -113,33 +106,31 @@ class Guarantee:
         u, wrong = calibration
         tested, share, what = u, self.level, "calibration images"
         if self.kind != "coverage":
-            if wrong is None or selection[1] is None:
+            if wrong is None:
                 raise GuardError(
                     f"to guarantee {self.kind}, labels must show which predictions are wrong. Use coverage=... instead."
                 )
             if self.kind == "risk":
-                chosen = (selection[0], selection[1])
-                return risk_threshold(chosen, (u, wrong), risk=self.level, confidence=self.confidence)
+                return risk_threshold(u, wrong, risk=self.level, confidence=self.confidence)
             tested, share, what = u[~wrong], 1 - self.level, "calibration images that the model gets right"
         value = share_threshold(tested, share=share, confidence=self.confidence, what=what).value
-        inside = u <= value
-        return Threshold(value, int(inside.sum()), None if wrong is None else int(wrong[inside].sum()), len(u))
+        return _counted(value, u, wrong)
 
-    def feasible(self, selection: Outcomes, calibration: Outcomes, rows: int) -> str:
+    def feasible(self, calibration: Outcomes, rows: int) -> str:
         """What could be guaranteed with these images instead, and how many it would take, where a risk cannot be.
 
         `rows` is the number of rows of the whole table, of which calibration images are a part.
         """
-        if self.kind != "risk" or selection[1] is None or calibration[1] is None:
+        u, wrong = calibration
+        if self.kind != "risk" or wrong is None:
             return ""
-        chosen, tested = (selection[0], selection[1]), (calibration[0], calibration[1])
-        lowest = smallest_risk(chosen, tested, confidence=self.confidence, above=self.level)
+        lowest = smallest_risk(u, wrong, confidence=self.confidence, above=self.level)
         instead = "no risk is feasible" if lowest is None else f"risk={lowest:g} is feasible"
-        enough = images_needed(tested, risk=self.level, confidence=self.confidence)
+        enough = images_needed(u, wrong, risk=self.level, confidence=self.confidence)
         if enough is None:
             repair = "More images of this kind may not help: even of the most certain ones, more are wrong."
         else:
-            table = float(f"{enough * rows / len(tested[0]):.2g}")
+            table = float(f"{enough * rows / len(u):.2g}")
             repair = f"A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
         return f"With these images, {instead} at confidence {self.confidence:g}. {repair}"
 
@@ -168,70 +159,63 @@ def needed(level: float, confidence: float) -> int:
 
 
 def risk_threshold(
-    selection: tuple[Float64[np.ndarray, "s"], Bool[np.ndarray, "s"]],
-    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]],
-    *,
-    risk: float,
-    confidence: float,
-    testing: Testing = "fallback",
-    p_value: PValue = "binomial",
-    candidates: int = _CANDIDATES,
+    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], *, risk: float, confidence: float, seed: int = 0
 ) -> Threshold:
-    """The largest threshold whose accepted images are wrong at most at rate `risk`, with this confidence.
+    """A threshold whose accepted images are wrong at most at rate `risk`, with this confidence.
 
     Args:
-        selection: Uncertainties and errors that candidates come from; infinite ones are never accepted.
-        calibration: Uncertainties and errors of other images, which the tests count.
+        u: Uncertainties of calibration images; infinite ones are never accepted.
+        wrong: Which of them are predicted wrong.
         risk: The error rate among accepted images.
         confidence: With which probability over calibration sets it is kept.
-        testing: How several thresholds are tested.
-        p_value: Of one threshold.
-        candidates: How many thresholds at most.
+        seed: Seed of the lots that order equal uncertainties. Of these, all or none are accepted.
 
     Raises:
-        GuardError: No threshold passes; the message says whether more images would help.
+        GuardError: No threshold passes; the message says what the images show.
     """
     check_levels(risk=risk, confidence=confidence)
-    u, wrong = calibration
-    if len(u) < (enough := needed(risk, confidence)):
+    if len(u) <= (enough := needed(risk, confidence)):
         raise GuardError(
-            f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
-            f"images that are all accepted and correct (probability (1 - {risk:g})^{enough}, below "
+            f"an error rate of at most {risk:g} with confidence {confidence:g} needs more than {enough} calibration "
+            f"images, so that {enough} can be accepted, all correct (probability (1 - {risk:g})^{enough}, below "
             f"{1 - confidence:.3g}); there are {len(u)}. Pass more labelled images, or choose a larger risk."
         )
-    values = np.sort(selection[0][np.isfinite(selection[0])])
-    if len(values) == 0:
-        raise GuardError("there is no selection image to take thresholds from. Pass more labelled images.")
-    ranks = np.ceil(np.arange(1, candidates + 1) * len(values) / candidates).astype(int)
-    thresholds = np.unique(values[ranks - 1])
-    accepted, errors = _counts(u, wrong, thresholds)
-    p = _P_VALUES[p_value](errors, accepted, risk)
-    levels, start = _levels(*_counts(*selection, thresholds), len(selection[0]), len(u), risk, 1 - confidence)
-    if testing == "bonferroni":
-        levels = np.full(len(p), (1 - confidence) / len(p))
-    passing = fallback(p, levels) if testing == "fallback" else bonferroni(p, 1 - confidence)
-    if passing is None:
-        seen = int(accepted[start]), int(errors[start])
-        raise GuardError(_why_none(*seen, risk=risk, confidence=confidence, level=float(levels[start])))
-    return Threshold(float(thresholds[passing]), int(accepted[passing]), int(errors[passing]), len(u))
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
+    errors, start = np.append(0, np.cumsum(wrong[order])), first_test(len(u), risk, confidence)
+    k = np.arange(start, np.isfinite(u).sum())  # the next image, u_(k+1), is the threshold: it must be finite
+    failed = np.nonzero(binomial_p(errors[k], k, risk) > 1 - confidence)[0]
+    passed = int(failed[0]) if len(failed) else len(k)
+    value = float(np.nextafter(u[order[k[passed - 1]]], -np.inf)) if passed else -math.inf
+    if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
+        raise GuardError(_why_none(start, int(errors[start]), risk=risk, confidence=confidence))
+    return _counted(value, u, wrong)
+
+
+def first_test(n: int, risk: float, confidence: float) -> int:
+    """How many of n images the first test is about: the fewest that may have 8 errors, or as many as there is room for.
+
+    >>> first_test(2000, 0.05, 0.95), first_test(2000, 0.1, 0.95), first_test(100, 0.05, 0.95)
+    (284, 140, 59)
+    """
+    errors = np.arange(_ERRORS + 1)
+    # P(Bin(k, r) <= e) <= delta: the (e + 1)-th error comes after the k-th image with a probability of delta at most.
+    fewest = (nbinom.ppf(confidence, errors + 1, risk) + errors + 1).astype(int)
+    fewest += binom.cdf(errors, fewest, risk) > 1 - confidence
+    return int(fewest[fewest <= max(_BELOW * n, fewest[0])].max())
 
 
 def smallest_risk(
-    selection: tuple[Float64[np.ndarray, "s"], Bool[np.ndarray, "s"]],
-    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]],
-    *,
-    confidence: float,
-    above: float = 0.0,
+    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], *, confidence: float, above: float = 0.0
 ) -> float | None:
     """The smallest risk above another that some threshold keeps, to a thousandth; None if there is none.
 
-    Where a larger risk fails and a smaller one passes, which tests at different candidates allow, it may be missed.
+    Where a larger risk fails and a smaller one passes, which tests that begin elsewhere allow, it may be missed.
     """
     low, high = math.floor(1000 * above), 1000
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            risk_threshold(selection, calibration, risk=middle / 1000, confidence=confidence)
+            risk_threshold(u, wrong, risk=middle / 1000, confidence=confidence)
             high = middle
         except GuardError:
             low = middle
@@ -239,18 +223,17 @@ def smallest_risk(
 
 
 def images_needed(
-    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]], *, risk: float, confidence: float
+    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], *, risk: float, confidence: float
 ) -> int | None:
     """An estimate of how many calibration images a risk takes; None where even the most certain have more errors.
 
     With so many images and the error rates of these, the test of the best threshold passes four times out of five. Half
     an error is added to those counted, so that a handful of right answers is not taken for certainty.
     """
-    u, wrong = calibration
-    finite = np.sort(u[np.isfinite(u)])
-    thresholds = np.unique(finite[:: max(1, len(finite) // _CANDIDATES)])
-    accepted, errors = _counts(u, wrong, thresholds)
-    rate = (errors + 0.5) / (accepted + 1)
+    order = np.argsort(u)[: np.isfinite(u).sum()]
+    ends = np.append(np.nonzero(np.diff(u[order]))[0], len(order) - 1)  # equal ones are accepted together
+    ends = ends[:: max(1, len(ends) // _STEPS)] if len(order) else ends[:0]
+    accepted, rate = ends + 1, (np.cumsum(wrong[order])[ends] + 0.5) / (ends + 2)
     accepted, rate = accepted[rate < risk], rate[rate < risk]
     n = 1.1 * len(u)
     while len(rate) and n < _MOST_IMAGES:
@@ -299,42 +282,6 @@ def binomial_p(errors: Int[np.ndarray, "t"], accepted: Int[np.ndarray, "t"], ris
     return np.asarray(binom.cdf(errors, accepted, risk), dtype=np.float64)
 
 
-def hoeffding_bentkus_p(
-    errors: Int[np.ndarray, "t"], accepted: Int[np.ndarray, "t"], risk: float
-) -> Float64[np.ndarray, "t"]:
-    """min(exp(-k h(e/k, r)), e P(Bin(k, r) <= e)) with h the binary relative entropy (Bates et al. 2021)."""
-    rate = np.minimum(errors / np.maximum(accepted, 1), risk)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        h = np.where(rate > 0, rate * np.log(rate / risk), 0.0) + (1 - rate) * np.log((1 - rate) / (1 - risk))
-    bentkus = math.e * binomial_p(errors, accepted, risk)
-    return np.where(accepted > 0, np.minimum(np.exp(-accepted * h), bentkus).clip(max=1.0), 1.0)
-
-
-_P_VALUES = {"binomial": binomial_p, "hoeffding_bentkus": hoeffding_bentkus_p}
-
-
-def fallback(p: Float64[np.ndarray, "t"], levels: Float64[np.ndarray, "t"]) -> int | None:
-    """The last test that passes at its own level and those handed on by an unbroken run before it; None if none does.
-
-    >>> fallback(np.array([0.04, 0.02, 0.2, 0.01]), np.array([0.04, 0.0, 0.0, 0.01]))
-    3
-    """
-    level, last = 0.0, None
-    for place, (value, own) in enumerate(zip(p.tolist(), levels.tolist(), strict=True)):
-        level += own
-        if level > 0 and value <= level:
-            last = place
-        else:
-            level = 0.0
-    return last
-
-
-def bonferroni(p: Float64[np.ndarray, "t"], delta: float) -> int | None:
-    """The last test that passes at its equal share of the level; None if none does."""
-    passing = np.nonzero(p <= delta / len(p))[0]
-    return int(passing[-1]) if len(passing) else None
-
-
 def percent(share: float) -> str:
     """A share for a sentence: with a digit where it matters; none but all of it is rounded to 100 %, none but 0 to 0 %.
 
@@ -353,47 +300,16 @@ def check_levels(**levels: Any) -> None:
         check_number(value, "(0, 1)", by="guard", what=name)
 
 
-def _counts(
-    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], thresholds: Float64[np.ndarray, "t"]
-) -> tuple[Int[np.ndarray, "t"], Int[np.ndarray, "t"]]:
-    """Accepted and, among them, wrong images at every threshold."""
-    order = np.argsort(u)
-    accepted = np.searchsorted(u[order], thresholds, side="right")
-    return accepted, np.append(0, np.cumsum(wrong[order]))[accepted]
+def _counted(value: float, u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"] | None) -> Threshold:
+    """A threshold with what it does on calibration images."""
+    inside = u <= value
+    return Threshold(value, int(inside.sum()), None if wrong is None else int(wrong[inside].sum()), len(u))
 
 
-def _levels(
-    accepted: Int[np.ndarray, "t"], errors: Int[np.ndarray, "t"], of: int, n: int, risk: float, delta: float
-) -> tuple[Float64[np.ndarray, "t"], int]:
-    """The level of each candidate, and the one most likely to pass on n images, by what selection images show.
-
-    A test passes with at most c errors among k, c the largest number with P(Bin(k, r) <= c) <= delta. One error is
-    added to those seen, so that a handful of right answers is not taken for certainty.
-    """
-    k = np.rint(accepted / of * n).astype(int)
-    c = binom.ppf(delta, k, risk)
-    c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
-    likeliest = int(np.argmax(binom.logcdf(c, k, (errors + 1) / (accepted + 1))))
-    if np.all(c < 0):  # so few images that none may be wrong, and even then some more must be accepted than expected
-        likeliest = len(k) - 1
-    far = np.arange(likeliest + _STRIDE, len(k), _STRIDE)
-    shares = [(int(np.searchsorted(accepted, part * accepted[likeliest])), share) for part, share in _SAFER]
-    shares += [(int(place), _FAR / len(far)) for place in far]
-    levels = np.zeros(len(k))
-    for place, share in shares:
-        if (1 - risk) ** k[place] <= share * delta:
-            levels[place] += share * delta
-    levels[likeliest] += delta - levels.sum()
-    return levels, likeliest
-
-
-def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, level: float) -> str:
-    observed = (
-        f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
-    )
-    shown = proportion_bound(errors, accepted, 1 - level)  # at the level of that very test
-    bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
+def _why_none(accepted: int, errors: int, *, risk: float, confidence: float) -> str:
+    shown = proportion_bound(errors, accepted, confidence)
     return (
-        f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "
-        f"likely, {observed}{bound}. Pass more labelled images, or choose a larger risk."
+        f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: of the {accepted} "
+        f"most certain calibration images, where the tests begin, {errors} are wrong, which only shows a rate below "
+        f"{shown:.3g}. Pass more labelled images, or choose a larger risk."
     )
