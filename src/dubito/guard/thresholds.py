@@ -195,7 +195,7 @@ def first_test(n: int, risk: float, confidence: float) -> int:
     """How many of n images the first test is about: the fewest that may have 8 errors, or as many as there is room for.
 
     >>> first_test(2000, 0.05, 0.95), first_test(2000, 0.1, 0.95), first_test(100, 0.05, 0.95)
-    (284, 140, 59)
+    (286, 142, 59)
     """
     errors = np.arange(_ERRORS + 1)
     # P(Bin(k, r) <= e) <= delta: the (e + 1)-th error comes after the k-th image with a probability of delta at most.
