@@ -183,7 +183,7 @@ def edit(place: Path, **entries: object) -> None:
 def change(place: Path, **entries: object) -> None:
     """Change the description and seal it again."""
     saved = json.loads((place / "index.json").read_text())
-    (place / "index.json").write_text(json.dumps(storage._sealed(saved | entries)))
+    storage.write_sealed(place / "index.json", {key: one for key, one in (saved | entries).items() if key != "digest"})
 
 
 def rename(place: Path, name: object, kind: str = "vectors") -> None:
