@@ -91,6 +91,11 @@ class Classifier(Protocol):
         """Hashes of weights and transform: who made a cache."""
 
 
+def has_logits(model: object) -> bool:
+    """Whether a model has a classifying layer; a backbone without one gives features alone."""
+    return getattr(model, "output", None) != "features"
+
+
 @dataclass(frozen=True)
 class Tiled:
     """The result of one pass over images and each of their tiles.

@@ -118,6 +118,34 @@ def squeezenet_tiles(m: nn.Module, x: Tensor) -> Tensor:
     return rows(torch.cat([z, output.relu() - output], dim=1))
 
 
+class ByHand(nn.Module):
+    """A head that is no layer: any function of the module and its pooled features."""
+
+    def __init__(self, head: Callable[..., object]) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), head
+        self.weight, self.bias = nn.Parameter(torch.randn(C, 8)), nn.Parameter(torch.randn(C))
+
+    def forward(self, x: Tensor) -> object:
+        return self.head(self, self.conv(x).mean((2, 3)))
+
+
+def by_hand(head: Callable[..., object]) -> Callable[..., WrappedClassifier]:
+    return lambda folder: dubito.wrap(ByHand(head), classes=NAMES)
+
+
+def cosine(m: nn.Module, z: Tensor) -> Tensor:
+    return 10 * F.linear(F.normalize(z, dim=-1), F.normalize(m.weight, dim=-1))
+
+
+def einsum(m: nn.Module, z: Tensor) -> Tensor:
+    return torch.einsum("nd,cd->nc", z, m.weight) + m.bias
+
+
+def in_a_dict(m: nn.Module, z: Tensor) -> dict[str, Tensor]:
+    return {"logits": F.linear(z, m.weight, m.bias), "pooled": z}
+
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ZOO = {
@@ -192,6 +220,9 @@ ZOO = {
         averages=True,
     ),
     "cnn_flattened": Case(plain(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, C)), (7, 6), 80, None),
+    "cosine_head": Case(by_hand(cosine), (9, 7), 8, lambda m, x: F.normalize(rows(m.conv(x)), dim=-1)),
+    "einsum_head": Case(by_hand(einsum), (9, 7), 8, lambda m, x: rows(m.conv(x)), averages=True),
+    "logits_in_a_dict": Case(by_hand(in_a_dict), (9, 7), 8, lambda m, x: rows(m.conv(x)), averages=True),
     "mlp": Case(plain(nn.Flatten(), nn.Linear(60, 11), nn.Dropout(0.5), nn.GELU(), nn.Linear(11, C)), (5, 4), 11, None),
 }
 
@@ -245,7 +276,7 @@ def answer(module: nn.Module, x: Tensor) -> Tensor:
     """What the module itself says, from a copy, so that the original stays as it is."""
     with torch.no_grad():
         out = copy.deepcopy(module).eval()(x)
-    return out if isinstance(out, Tensor) else out.logits
+    return out if isinstance(out, Tensor) else out["logits"]
 
 
 def close(got: Tensor, expected: Tensor, tolerance: float = 1e-5) -> bool:

@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_are_reported_and_nothing_is_loaded():
     assert str(error.value) == (
         "weights: 'w.pth' does not fit Net: 1 missing: fc.bias; 5 unknown: old.0, old.1, old.2 ...; "
         "1 of another shape: fc.weight ((2, 3), the model has (4, 3)). "
-        "Load the architecture that the file was saved from (and its number of classes)."
+        "It is of another architecture. Load the one that the file was saved from."
     )
     assert torch.equal(net.fc.weight, before)
 

@@ -134,14 +134,18 @@ def test_a_masked_class_does_not_hide_the_wrong_head():
 
 @pytest.mark.parametrize(
     ("then", "what"),
-    [(lambda logits: (logits, logits), "tuple"), (lambda logits: {"out": logits}, "dict"), (lambda logits: 3, "int")],
+    [
+        (lambda logits: {"boxes": logits[0], "loss": 0.1}, "dict of boxes, loss"),
+        (lambda logits: [None], "list of 0"),
+        (lambda logits: 3, "int"),
+    ],
 )
-def test_an_output_that_is_no_tensor(then, what):
+def test_an_output_without_a_tensor_of_rows(then, what):
     with pytest.raises(ModelError) as error:
         wrap(Mlp(then=then), name="mine").features(X)
     assert str(error.value) == (
-        f"mine must return one tensor (or an output with .logits); got {what}. "
-        "Wrap a module that returns the logits alone."
+        f"mine must return a tensor (n, classes), alone or in a dict, tuple or dataclass; got {what}. "
+        "Wrap a module that returns the logits."
     )
 
 

@@ -30,7 +30,7 @@ MASKS = "masks of the last layer (dubito.ensembles.HeadMasks().fit(train).extend
 @pytest.mark.parametrize(
     ("column", "writer"),
     [
-        ("logit", "the forward probe, which every extraction runs"),
+        ("feature", "the forward probe, which every extraction runs"),
         ("id", "every extraction"),
         ("members", MODELS),
         ("members_between", MODELS),

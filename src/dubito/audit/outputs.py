@@ -18,7 +18,7 @@ from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted
 from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
 from dubito.models.frozen import frozen
-from dubito.models.wrap import output_of
+from dubito.models.outputs import output_of
 from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"

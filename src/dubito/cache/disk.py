@@ -8,7 +8,7 @@
 
 A cache is used only where every part agrees; a part that differs is named. The hash of the contents is known once every
 image has been read, so a cache that is not finished has it shard by shard (`extract.py`). The manifest holds no times
-and no paths, so two extractions of the same images by the same model give the same bytes.
+and no path but that of a weights file, so two extractions of the same images by the same model give the same bytes.
 
 A shard holds columns of consecutive images. Its kind is a probe's name, `rows` for what is known of the images
 themselves (ids, labels, hashes of their contents), or `head` for a last layer that logits are rebuilt with. Its name
@@ -19,6 +19,7 @@ shard's checksum is verified once, when its rows are first touched.
 """
 
 import json
+import os
 import re
 import struct
 import zlib
@@ -45,7 +46,18 @@ from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
 from dubito.data.labels import Labels
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.probes import base_probe
-from dubito.storage import UNFINISHED, checksum, encode, parse_json, read_sealed, reading, write_file, write_sealed
+from dubito.storage import (
+    LOCK,
+    UNFINISHED,
+    check_empty,
+    checksum,
+    encode,
+    parse_json,
+    read_sealed,
+    reading,
+    write_file,
+    write_sealed,
+)
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.provenance import CARRIED, describe_difference
 from dubito.table.table import take
@@ -288,6 +300,19 @@ def remove_replaced(folder: Path, manifest: Manifest) -> None:
             shard.path.unlink()
 
 
+def check_place(folder: Path) -> None:
+    """Raise CacheError for a place where no cache can be written; a folder that holds one is for `extract` to judge."""
+    if (folder / FILE).exists():
+        return
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "cannot be written" if there.is_dir() else "is a file"
+        raise CacheError(f"the cache cannot be saved in '{folder}': '{there}' {reason}. Choose another folder.")
+    paths = folder.iterdir() if folder.is_dir() else ()
+    others = sorted(path.name for path in paths if path.name != LOCK and not is_leftover(path))
+    check_empty(folder, others, "cache", f"that of a cache, which has a {FILE}", error=CacheError)
+
+
 def identity(
     model: Classifier,
     images: Images,
@@ -326,7 +351,7 @@ def hash_labels(labels: Int[Tensor, "n"], space: str | None) -> str:
 
 def model_identity(model: Classifier) -> Provenance:
     """The model's part of a provenance, as it looks after a round trip through JSON."""
-    fingerprint = model.fingerprint()
+    fingerprint = {**model.fingerprint(), "checkpoint": getattr(model, "checkpoint", None)}
     plain: Json = json.loads(json.dumps({part: fingerprint.get(part) for part in CARRIED}))
     return Provenance(model=model.name, **plain)
 

@@ -41,7 +41,7 @@ from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, RepairedShardWarning, StaleCacheError
 from dubito.probes import base_probe
-from dubito.storage import LOCK, check_empty, locked
+from dubito.storage import locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
@@ -456,8 +456,7 @@ def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe])
     before, previous = disk.read_manifest(folder), None
     leftovers = [path for path in folder.iterdir() if disk.is_leftover(path)]
     if before is None:
-        others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and path not in leftovers)
-        check_empty(folder, others, "cache", f"that of a cache, which has a {disk.FILE}", error=CacheError)
+        disk.check_place(folder)
     elif disk.list_shards(folder) or before.shard_names():
         # If nothing was ever extracted, settings of that attempt do not bind.
         # The contents of the images are compared as they are read.

@@ -37,7 +37,7 @@ from dubito.errors import ImagesError, LabelOrderWarning, OwnLabelsWarning, Tabl
 from dubito.probes import base_probe
 from dubito.table import Column, Exact, Table, to_tensor
 from dubito.table.views import Computed
-from dubito.types import Images, Mixed, Targets
+from dubito.types import Images, Mixed, Targets, has_logits
 from dubito.validate import check_classes
 
 NO_CLASS = -1
@@ -83,10 +83,11 @@ def resolve_labels(
     Integers are indices into the model's classes unless `space` is "own". Class names (folders) are looked up among
     the model's class names, of an ImageNet model among WordNet ids too; where none of them is one, they are the
     folder's own classes, with a warning. A model whose names are not known is taken at its count: as many names as
-    outputs, in order (`check_count`). `warn_of_order` reports predictions that fit another order much better.
+    outputs, in order (`check_count`). `warn_of_order` reports predictions that fit another order much better. Labels of
+    a backbone that does not classify are never the model's.
     """
     labels = images.labels
-    if labels is None or space == "own":
+    if labels is None or space == "own" or not has_logits(model):
         return labels, None if labels is None else "own"
     if images.classes is None:
         return labels, "model"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, final
 
 from rich.console import Console
 from rich.text import Text
@@ -26,6 +26,11 @@ from typer.models import OptionInfo
 import dubito
 from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
+
+if TYPE_CHECKING:
+    from dubito.types import Classifier
+
+    Stored = dubito.Guard | dubito.SafeIndex | dubito.Table
 
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
 _LABEL = re.compile(r"dubito\.cache\.label_cache\('([^']*)', labels\)")
@@ -60,6 +65,18 @@ def parse_setting(text: str) -> Assignments:
     return Assignments({name: value})
 
 
+def parse_numbers(text: str) -> tuple[int | float, ...]:
+    """Read numbers with commas between them, or 384x512.
+
+    >>> parse_numbers("0.5,0.5,0.5"), parse_numbers("384x512")
+    ((0.5, 0.5, 0.5), (384, 512))
+    """
+    try:
+        return tuple(float(one) if "." in one else int(one) for one in re.split("[,x]", text))
+    except ValueError as error:
+        raise BadParameter(f"expected numbers with commas between them; got '{text}'.") from error
+
+
 def parse_weights(text: str) -> str | None:
     """What dubito.load takes for `--weights`.
 
@@ -75,7 +92,10 @@ def option(text: str, metavar: str | None = None, **settings: Any) -> Any:
 
 
 Weights = Annotated[
-    str | None, option("A weights file, or none for random weights.", "PATH|none", parser=parse_weights)
+    str | None,
+    option(
+        "A file of weights: .pt, .pth, .ckpt, .bin or .safetensors; none for random.", "FILE|none", parser=parse_weights
+    ),
 ]
 OtherModel = Annotated[
     str | None, option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own")
@@ -98,6 +118,57 @@ _COMMON = {
     "debug": Debug,
 }
 """The options of every command."""
+
+
+@dataclass
+class ModelOptions:
+    """Options of commands that load a model, as `dubito.load` takes them."""
+
+    weights: Weights = "pretrained"
+    classes: Annotated[
+        str | None,
+        option("Class names in order: a file (one per line, or JSON) or a,b,c. 0: features alone.", "FILE|NAMES"),
+    ] = None
+    input_size: Annotated[str | None, option("Input size, if not the model's own.", "N|HxW")] = None
+    resize: Annotated[int | None, option("Short side before the crop.", "N", min=1)] = None
+    mean: Annotated[str | None, option("Mean of pixels in 0..1, by channel.", "R,G,B")] = None
+    std: Annotated[str | None, option("Their standard deviation.", "R,G,B")] = None
+    interpolation: Annotated[str | None, option("nearest, bilinear, bicubic or lanczos.")] = None
+    device: Device = None
+
+    arguments: ClassVar[Mapping[str, str]] = {"transform": "--input-size", "size": "--input-size"}
+    """Arguments of the library that these options stand for under another name."""
+
+    def load(self, name: str) -> "Classifier":
+        """The model of a name, with these options."""
+        return dubito.load(
+            name, weights=self.weights, classes=self.classes, transform=self._transform(), device=self.device
+        )
+
+    def load_stored(self, screen: "Screen", chosen: str | None, loaded: "Stored", what: str) -> "Classifier":
+        """The model of `--model`, or the one that a folder records: with its file of weights, classes and transform."""
+        name, made = stored_model(chosen, loaded, what), loaded.provenance
+        if made is None or name != made.model:
+            return self.load(name)
+        own: Any = {"weights": self.weights, "classes": self.classes, "transform": self._transform()}
+        if made.checkpoint and self.weights == "pretrained":
+            own["weights"] = _recorded_weights(made.checkpoint, what)
+            screen.note(f"weights of the model: '{own['weights']}', as {what} records.")
+        if own["transform"] is None and made.transform and made.transform.get("kind") == "preprocess":
+            own["transform"] = {key: value for key, value in made.transform.items() if key != "kind"}
+        own["classes"] = own["classes"] or getattr(loaded, "classes", None)
+        return dubito.load(name, **own, device=self.device)
+
+    def _transform(self) -> dict[str, Any] | None:
+        size, mean, std = (text and parse_numbers(text) for text in (self.input_size, self.mean, self.std))
+        settings: dict[str, Any] = {
+            "size": size[0] if size and len(size) == 1 else size,
+            "resize": self.resize,
+            "mean": mean,
+            "std": std,
+            "interpolation": self.interpolation,
+        }
+        return {key: value for key, value in settings.items() if value is not None} or None
 
 
 @dataclass
@@ -266,7 +337,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(function).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
     parameters = [option for one in own for option in (_fields(groups[one.name]) if one.name in groups else [one])]
-    names = _option_names(parameters)
+    renamed = {key: text for group in groups.values() for key, text in getattr(group, "arguments", {}).items()}
+    names = renamed | _option_names(parameters)
 
     @functools.wraps(function)
     def run(*, quiet: bool, json: bool, debug: bool, **arguments: Any) -> None:
@@ -361,7 +433,7 @@ def read_settings(kinds: Any, texts: Mapping[str, str], by: str, **options: Any)
         raise BadParameter(str(error)) from error
 
 
-def stored_model(chosen: str | None, loaded: "dubito.Guard | dubito.SafeIndex", what: str) -> str:
+def stored_model(chosen: str | None, loaded: "Stored", what: str) -> str:
     """The model of `--model`, or the one that a folder records, unless that is code: the folder may be anybody's."""
     own = (loaded.provenance.model if loaded.provenance else None) or ""
     if chosen is None and ":" not in own:
@@ -376,6 +448,24 @@ def stored_model(chosen: str | None, loaded: "dubito.Guard | dubito.SafeIndex", 
             f"Pass --model {own} if you trust that code."
         )
     return chosen or own
+
+
+def _recorded_weights(checkpoint: Mapping[str, str], what: str) -> str:
+    """The file of weights that a folder records; BadParameter where it is gone or has changed. It is never executed."""
+    from dubito.storage import checksum
+
+    path = Path(checkpoint["path"])
+    if not path.is_file():
+        raise BadParameter(
+            f"{what} belongs to a model with the weights of '{path}', which is not there. Put it back, or pass "
+            f"--weights with its new place."
+        )
+    if checksum(path) != checkpoint["checksum"]:
+        raise BadParameter(
+            f"{what} belongs to a model with the weights of '{path}', which has changed since: what holds for the old "
+            f"weights need not hold for the new ones. Pass --weights with the old file, or extract and fit again."
+        )
+    return str(path)
 
 
 def is_cache(place: str) -> bool:

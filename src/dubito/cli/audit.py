@@ -24,24 +24,26 @@ def audit(
     limit: Annotated[int, option("Images that the model is run on.", "N", min=1)] = 500,
     compare: Annotated[int, option("Images of a set that are compared for duplicates.", "N", min=1)] = 10_000,
     seed: options.Seed = 0,
-    weights: options.Weights = "pretrained",
-    device: options.Device = None,
+    load: options.ModelOptions,
 ) -> None:
     """Look for what ruins every score of a MODEL on IMAGES, and how to repair it.
 
     Wrong normalisation, labels off by one, a softmax too many, duplicates and more. Exit code 3 if anything is wrong.
     """
     options.check_model_first(model, images)
+    with screen.waiting("opening the images"):  # before the model is fetched
+        opened = dubito.open_images(images, reading.labels)
+        others = None if against is None else dubito.open_images(against)
     with screen.waiting(f"loading {model}"):
-        classifier = dubito.load(model, weights=weights, device=device)
+        classifier = load.load(model)
     result = dubito.audit(
         classifier,
-        images,
-        against=against,
+        opened,
+        against=others,
         limit=limit,
         compare=compare,
         seed=seed,
-        **vars(reading),
+        **{**vars(reading), "labels": None},
         progress=not screen.quiet,
     )
     result.issues = [issue._replace(repair=translate(issue.repair, screen.options)) for issue in result.issues]

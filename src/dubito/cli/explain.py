@@ -31,7 +31,7 @@ def diagnose(
     model: Annotated[
         str | None, option("source:name of the model: adds lengths and angles of features.", "MODEL")
     ] = None,
-    weights: options.Weights = "pretrained",
+    load: options.ModelOptions,
     draws: Annotated[int, option("Balanced sets that are drawn.", "N", min=1)] = 5,
     bootstrap: Bootstrap,
     html: options.Html = None,
@@ -46,7 +46,7 @@ def diagnose(
     classifier = None
     if model is not None:
         with screen.waiting(f"loading {model}"):
-            classifier = _model_of(table, model, weights)
+            classifier = _model_of(screen, table, model, load)
     with screen.waiting("fitting the density and scoring, with bootstrap intervals"):
         diagnosis = dubito.diagnose(
             table,
@@ -95,13 +95,13 @@ def ensemble(
     screen.show(diagnosis, written={"page": html and dubito.report.write_ensemble_page(diagnosis, html)})
 
 
-def _model_of(table: "Table", name: str, weights: str | None) -> "Classifier":
+def _model_of(screen: Screen, table: "Table", name: str, load: options.ModelOptions) -> "Classifier":
     """The model that made the table: the weights of another would give angles without a meaning."""
     from dubito.cache.disk import model_identity
     from dubito.errors import ModelError
     from dubito.explain.last_layer import last_layer
 
-    classifier = dubito.load(name, weights=weights)
+    classifier = load.load_stored(screen, name, table, f"the cache '{table.name}'")
     last_layer(classifier)  # a model that has not seen a picture does not know its own head
     reason = None if table.provenance is None else table.provenance.difference(model_identity(classifier))
     if reason:

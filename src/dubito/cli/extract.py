@@ -90,8 +90,7 @@ def extract(
             parser=Assignments.parse,
         ),
     ] = None,
-    weights: options.Weights = "pretrained",
-    device: options.Device = None,
+    load: options.ModelOptions,
 ) -> None:
     """Run a MODEL over IMAGES once and keep features and logits.
 
@@ -99,23 +98,28 @@ def extract(
     """
     options.check_model_first(model, images)
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
-    with screen.waiting(f"loading {model}"):
+    with screen.waiting("opening the images"):  # what is cheap is checked before the model is fetched
+        from dubito.cache.disk import check_place
+
         probes, augmentation = _probes(probe), None
         if epochs > 1 or augment is not None:
             augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
-        classifier = dubito.load(model, weights=weights, device=device)
+        opened = dubito.open_images(images, reading.labels)
+        check_place(to)
+    with screen.waiting(f"loading {model}"):
+        classifier = load.load(model)
     before, start = _files(to), time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImagesWarning)  # the summary lists them
         table = dubito.extract(
             classifier,
-            images,
+            opened,
             to,
             targets=targets,
             epochs=epochs,
             augment=augmentation,
             probes=probes,
-            **vars(reading),
+            **{**vars(reading), "labels": None},
             progress=not screen.quiet,
         )
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))

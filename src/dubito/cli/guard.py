@@ -83,8 +83,7 @@ def run(
     ],
     *,
     model: options.OtherModel = None,
-    weights: options.Weights = "pretrained",
-    device: options.Device = None,
+    load: options.ModelOptions,
     csv: Annotated[Path | None, option("All verdicts, one line per image.", "FILE")] = None,
     top: Annotated[int, option("Show the first N images; CSV and JSON have all.", "N", min=0)] = 20,
 ) -> None:
@@ -96,9 +95,10 @@ def run(
     options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     cached = options.is_cache(images)
     with screen.waiting("loading the guard" if cached else "loading guard and model"):
-        loaded = dubito.Guard.load(guard) if cached else _with_model(guard, model, weights, device)
+        opened = None if cached else dubito.open_images(images)  # before the model is fetched
+        loaded = dubito.Guard.load(guard) if cached else _with_model(screen, guard, model, load)
     with screen.waiting("deciding" if cached else "running the model"):
-        decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(images))
+        decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
     written = {"csv": csv and decisions.to_csv(csv)}
     screen.show(decisions.limited(top), written=written, guard=str(guard))
 
@@ -110,17 +110,17 @@ def export(
     *,
     to: Annotated[Path, option("The ONNX file.", "FILE")],
     model: options.OtherModel = None,
-    weights: options.Weights = "pretrained",
+    load: options.ModelOptions,
 ) -> None:
     """Write model, score and threshold as one ONNX file: finished inputs in; logits, uncertainty, accept out."""
     with screen.waiting("loading guard and model"):
-        loaded = _with_model(guard, model, weights, None)
+        loaded = _with_model(screen, guard, model, load)
     with screen.waiting("exporting"):
         path = loaded.export_onnx(to)
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
 
 
-def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "dubito.Guard":
+def _with_model(screen: Screen, folder: Path, name: str | None, load: options.ModelOptions) -> "dubito.Guard":
     """The guard with its model, which it names unless `--model` does."""
-    model = options.stored_model(name, dubito.Guard.load(folder), f"the guard in '{folder}'")
-    return dubito.Guard.load(folder, dubito.load(model, weights=weights, device=device))
+    model = load.load_stored(screen, name, dubito.Guard.load(folder), f"the guard in '{folder}'")
+    return dubito.Guard.load(folder, model)

@@ -35,8 +35,7 @@ def report(
     top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
     most: Annotated[int, option("Images on the page, about 15 KB each; the CSV has all.", "N", min=1)] = 200,
     reading: Reading,
-    weights: options.Weights = "pretrained",
-    device: options.Device = None,
+    load: options.ModelOptions,
 ) -> None:
     """Which images should a model not be trusted on, and why? The worst first, with pictures and reasons.
 
@@ -54,7 +53,7 @@ def report(
             options.check_model_first(*places)
             model, images = places
             kept = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dubito-report-")))
-            table, chosen = _predicted(screen, model, images, kept, guard, reading, weights, device)
+            table, chosen = _predicted(screen, model, images, kept, guard, reading, load)
         else:
             raise BadParameter(_PLACES)
         with screen.waiting("writing the page"):
@@ -133,18 +132,19 @@ def _predicted(
     cache: Path,
     guard: Path | None,
     reading: Reading,
-    weights: str | None,
-    device: str | None,
+    load: options.ModelOptions,
 ) -> tuple["dubito.Table", "dubito.Guard | None"]:
     """What a model predicts for images, with the columns that a guard reads; and the guard."""
     screen.when_stopped = "With --cache DIR, finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
         from dubito.probes.registry import probes_for
 
-        classifier = dubito.load(model, weights=weights, device=device)
+        opened = dubito.open_images(images, reading.labels)  # before the model is fetched
+        classifier = load.load(model)
         chosen = None if guard is None else dubito.Guard.load(guard, classifier)
         probes = [] if chosen is None else probes_for(chosen.needs, chosen.provenance, (), by="guard")
-    table = dubito.extract(classifier, images, cache, probes=probes, **vars(reading), progress=not screen.quiet)
+    settings = {**vars(reading), "labels": None}  # which the opened images have
+    table = dubito.extract(classifier, opened, cache, probes=probes, **settings, progress=not screen.quiet)
     table.name = images
     return table, chosen
 

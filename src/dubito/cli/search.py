@@ -87,13 +87,13 @@ def query(
         float | None, option("Refuse queries above this uncertainty; by default as the index does.", "U")
     ] = None,
     model: options.OtherModel = None,
-    weights: options.Weights = "pretrained",
+    load: options.ModelOptions,
 ) -> None:
     """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
     options.check_folder_first(index, queries, "index.json", ("INDEX", "IMAGES"))
     with screen.waiting("opening the index"):
         loaded = dubito.SafeIndex.load(index)
-    table = _query_table(screen, loaded, queries, model, weights)
+    table = _query_table(screen, loaded, queries, model, load)
     if refuse_above is None:
         _check_classes(loaded, table)
     with screen.waiting("searching"):
@@ -131,19 +131,18 @@ def _summary(index: "dubito.SafeIndex", cache: Path, to: Path) -> CommandResult:
 
 
 def _query_table(
-    screen: Screen, index: "dubito.SafeIndex", queries: str, model: str | None, weights: str | None
+    screen: Screen, index: "dubito.SafeIndex", queries: str, model: str | None, load: options.ModelOptions
 ) -> "dubito.Table":
     """A cache as it is; images through the model of the index."""
     if options.is_cache(queries):
         return dubito.open(Path(queries))
-    name = options.stored_model(model, index, "the index")
-    with screen.waiting(f"loading {name}"):
-        classifier = dubito.load(name, weights=weights)
+    images = dubito.open_images(queries)  # before the model is fetched
+    with screen.waiting("loading the model"):
+        classifier = load.load_stored(screen, model, index, "the index")
     from dubito.cache.disk import model_identity
     from dubito.cache.runner import default_workers, predict_table
     from dubito.probes import base_probe
 
-    images = dubito.open_images(queries)
     return predict_table(
         classifier,
         images,

@@ -22,8 +22,9 @@ from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_divers
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
 from dubito.models.frozen import frozen
+from dubito.models.outputs import output_of
 from dubito.models.weights import module_digests
-from dubito.models.wrap import WrappedClassifier, eager, output_of, sample_of, wrap
+from dubito.models.wrap import WrappedClassifier, eager, sample_of, wrap
 from dubito.storage import read_tensors, reading, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
@@ -82,7 +83,7 @@ def extract_members(
 
             def run(masks: Mapping[str, LayerMasks], inputs: Tensor) -> Tensor:
                 with Masked(chosen, masks):
-                    return output_of(module(inputs), len(inputs), model.name)
+                    return output_of(module(inputs), len(inputs), model.name, model.output_key)
 
             drawn = torch.rand(2, sum(spans.values()), generator=generator("check"))
             _check_apart(run, by_layer(drawn.to(model.device), spans), pair, model.name)
@@ -226,7 +227,7 @@ def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple
     expected = model.logits(model.features(pair))
     watch = Watch(linear_layers(module))
     with watch:
-        logits = output_of(module(pair), len(pair), model.name)
+        logits = output_of(module(pair), len(pair), model.name, model.output_key)
     finite(logits, f"extract_members: logits of {model.name} for the first inputs")
     if not _same(logits, expected):
         raise ModelError(
@@ -260,7 +261,8 @@ def _with_safe_links(ensemble: ImplicitEnsemble, run: _Run, pair: Tensor) -> Imp
     """Without links if they change the first member's logits: a module may use a layer in ways that no hook sees."""
     expected = run(of_member(ensemble.masks, 0), pair)
     try:
-        same = _same(output_of(ensemble[0](pair), len(pair), ensemble.model.name), expected)
+        model = ensemble.model
+        same = _same(output_of(ensemble[0](pair), len(pair), model.name, model.output_key), expected)
     except Exception:  # whatever a module raises when a layer is narrower than it expects
         same = False
     return ensemble if same else ImplicitEnsemble(ensemble.model, ensemble.masks, {})

@@ -35,7 +35,8 @@ from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarni
 from dubito.gradients.parts import Measure, Part, measured, norms
 from dubito.gradients.rules import RULES, Layout, WeightUse, layout_of
 from dubito.models.frozen import frozen
-from dubito.models.wrap import eager, output_of, sample_of
+from dubito.models.outputs import output_of
+from dubito.models.wrap import eager, sample_of
 from dubito.types import Classifier
 
 Signature = tuple[tuple[str, ...], ...]
@@ -90,7 +91,7 @@ class Borrowed:
             if {id(parameter) for parameter in copied.parameters()} <= {id(stand_in) for stand_in in memo.values()}:
                 self.module = copied
         self._copied = self.module is not own
-        self._output = getattr(model, "output", "logits")
+        self._output, self._key = getattr(model, "output", "logits"), getattr(model, "output_key", None)
 
     def refresh(self) -> None:
         """Take over what may have changed since: parameters share their memory, buffers of a copy do not."""
@@ -116,7 +117,7 @@ class Borrowed:
             self.module.train().eval()  # what a module has computed once and kept, it forgets when it is trained
         with frozen(self.module), torch.enable_grad():
             out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
-            output = output_of(out, len(x), self.name)
+            output = output_of(out, len(x), self.name, self._key)
             return output.clamp_min(_TINY).log() if self._output == "probabilities" else output
 
 

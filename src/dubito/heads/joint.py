@@ -26,7 +26,7 @@ from dubito.heads.losses import head_loss
 from dubito.heads.module import HeadModule
 from dubito.models import wrap
 from dubito.models.frozen import frozen
-from dubito.models.wrap import output_of
+from dubito.models.outputs import output_of
 from dubito.types import Classifier
 
 _CLOSE = 1e-5

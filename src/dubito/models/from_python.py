@@ -27,6 +27,7 @@ from torch import nn
 
 from dubito.choices import nearest
 from dubito.errors import ModelError, first_words
+from dubito.models.transform import NewTransform, changed_transform
 from dubito.models.wrap import WrappedClassifier, wrap
 
 _MODELS = (nn.Module, WrappedClassifier)
@@ -44,13 +45,20 @@ _NEIGHBOURS: dict[str, Path] = {}
 """Modules that such code has imported from beside it, by their first name, and from which folder."""
 
 
-def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:  # noqa: ARG001 (as of any source)
+def build(
+    name: str,
+    options: dict[str, Any],
+    *,
+    pretrained: bool,  # noqa: ARG001 (as of any source)
+    transform: NewTransform | None = None,
+) -> dict[str, Any]:
     """The module that stands under a name of your code, or what the function there returns, as arguments of `wrap`.
 
     Args:
         name: `FILE.py:NAME` or `PACKAGE.MODULE:NAME`. The code is executed: it must be your own, or trusted.
         options: Arguments of the function, which is called without any otherwise.
         pretrained: Plays no part: the module keeps the weights that it has.
+        transform: Another one than the module was wrapped with.
     """
     place, _, entry = name.rpartition(":")  # a path may hold colons, a name may not
     dotted = all(part.isidentifier() for part in place.split("."))
@@ -66,7 +74,9 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     model = made if isinstance(made, WrappedClassifier) else wrap(made)
     # What stands in an imported module belongs to everybody who imports it.
     shared = made is entry_point and file is None
-    return {"module": copy.deepcopy(model.module) if shared else model.module, **model.settings()}
+    settings = model.settings()
+    settings["transform"] = changed_transform(settings["transform"], transform, f"python:{name}")
+    return {"module": copy.deepcopy(model.module) if shared else model.module, **settings}
 
 
 def _named(home: ModuleType, entry: str, place: str) -> Any:

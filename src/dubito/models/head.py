@@ -1,17 +1,20 @@
 """Find the classifying head and the feature map of a module, by watching a forward pass from outside.
 
 A TorchFunctionMode sees every torch function before it runs, so a pass can be recorded, ended early or handed other
-values at one point, while the module itself is never touched. Watched are linear layers, 1x1 convolutions, global pools
-and the selection of one token. Calls are numbered; a frozen model repeats their order.
+values at one point, while the module itself is never touched. Watched are linear layers (also as a product of matrices
+or an einsum), 1x1 convolutions, global pools and the selection of one token. Calls are numbered; a frozen model repeats
+their order.
 
 A head is accepted only when it reproduces the module's own output:
     linear          W z + b                        == module(x)
+    scaled          s (W z + b), s one number      == module(x)      (cosine: z and the rows of W at length one)
     several linear  mean_j (W_j z_j + b_j)         == module(x)      (distilled: z = [z_1 .. z_j])
     convolution     mean_t f(W z_t + b)            == module(x)      (SqueezeNet: 1x1 convolution, ReLU, pool)
 A non-linear f is kept exact and the head linear by lifting the feature: f(a) = a + r with r = f(a) - a, so
     z' = [mean_t z_t, mean_t r_t],  logits = [W, I] z' + b.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,15 +29,18 @@ from torch.overrides import TorchFunctionMode
 from dubito.choices import nearest
 from dubito.errors import ModelError
 
-Output = Literal["logits", "probabilities", "log_probabilities"]
+Output = Literal["logits", "probabilities", "log_probabilities", "features"]
 Role = Literal["linear", "conv", "pool", "token"]
 
 _LINEAR = {F.linear}
+_MATMUL = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+_PRODUCT = _MATMUL | {torch.addmm, Tensor.addmm, torch.einsum}
+"""What a linear layer may be written as: z W, b + z W, einsum("nd,cd->nc", z, W)."""
 _CONV = {F.conv2d, torch.conv2d}
 _POOL = {F.adaptive_avg_pool2d, F.avg_pool2d}
 _MEAN = {torch.mean, Tensor.mean}
 _INDEX = {Tensor.__getitem__}
-_WATCHED = frozenset(_LINEAR | _CONV | _POOL | _MEAN | _INDEX)
+_WATCHED = frozenset(_LINEAR | _PRODUCT | _CONV | _POOL | _MEAN | _INDEX)
 _MOST_HEADS = 4
 
 
@@ -69,6 +75,13 @@ class Call:
         rest = [axis for axis in range(1, self.source.dim()) if axis not in self.reduced]
         tiles = self.source.permute(0, *self.reduced, *rest).flatten(0, len(self.reduced))
         return tiles.reshape(-1, *self.output.shape[1:])
+
+    def result(self) -> Tensor:
+        """The output as it was returned, computed again where something has been written into it since."""
+        if self.weight is None or self.output._version == self.version:
+            return self.output
+        with torch.no_grad():
+            return (F.linear if self.role == "linear" else F.conv2d)(self.source, self.weight, self.bias)
 
     def with_own_rows(self, n: int) -> Tensor:
         """The output, its first n rows as they come without tiles: a longer product may round otherwise."""
@@ -106,9 +119,9 @@ class Spy(TorchFunctionMode):
         if func not in _WATCHED:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        if func in _LINEAR and self._count == self._stop_at:
+        if self._count == self._stop_at and (operands := _linear_operands(func, args, kwargs)):
             # A last layer is stopped at for what it reads: on every tile of a batch, its output is not for free.
-            self.calls[self._count] = self._layer("linear", args, kwargs, output=torch.empty(0))
+            self.calls[self._count] = self._layer("linear", operands, {}, output=torch.empty(0))
             raise Reached
         output = func(*args, **kwargs)
         call = self._watch(func, args, kwargs, output)
@@ -132,8 +145,9 @@ class Spy(TorchFunctionMode):
             call = self._layer("conv", args, kwargs, output)
             pointwise = call.weight is not None and call.weight.shape[1:] == (call.source.shape[1], 1, 1)
             return call if pointwise else None
-        if func in _LINEAR:
-            return self._layer("linear", args, kwargs, output)
+        if func in _LINEAR or func in _PRODUCT:
+            operands = _linear_operands(func, args, kwargs)
+            return self._layer("linear", operands, {}, output) if operands else None
         if func in _INDEX:
             picked = _picks_token(args, output)
             return Call(self._count, "token", args[0], output, reduced=(1,)) if picked else None
@@ -149,6 +163,38 @@ class Spy(TorchFunctionMode):
 
 class Reached(BaseException):
     """The pass has come as far as it is needed. Not an Exception, so that no handler in a module swallows it."""
+
+
+def _linear_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Input, weight (c, d) and bias of a call that is a linear layer, as F.linear takes them; None for any other."""
+    if func in _LINEAR:
+        bound = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        return bound["input"], bound["weight"], bound.get("bias")
+    if func not in _PRODUCT or kwargs:
+        return None
+    equation, *operands = args if func is torch.einsum else ("", *args)
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    if not all(isinstance(one, Tensor) for one in operands) or any(one.dim() != 2 for one in operands[-2:]):
+        return None
+    if func in _MATMUL and len(operands) == 2:
+        return operands[0], operands[1].T, None
+    if func not in _MATMUL and not equation and len(operands) == 3:
+        return operands[1], operands[2].T, operands[0]
+    return _einsum_operands(str(equation), operands) if equation and len(operands) == 2 else None
+
+
+def _einsum_operands(equation: str, operands: list[Tensor]) -> tuple[Tensor, Tensor, None] | None:
+    """Input and weight of an einsum of two matrices that sums over one axis, images first in its result."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    names = inputs.split(",")
+    if not arrow or len(names) != 2 or len(result) != 2:
+        return None
+    for (z, of_z), (weight, of_weight) in itertools.permutations(zip(operands, names, strict=True)):
+        summed = set(of_z) - set(result)
+        if len(summed) == 1 and set(of_z) == {result[0], *summed} and set(of_weight) == {result[1], *summed}:
+            return z if of_z[0] == result[0] else z.T, weight if of_weight[0] == result[1] else weight.T, None
+    return None
 
 
 def _picks_token(args: tuple[Any, ...], output: Any) -> bool:
@@ -205,6 +251,7 @@ class ForwardPlan:
         convolutional: The head is a 1x1 convolution on the map, and the pool comes after it.
         lift: A non-linearity follows the convolution: the feature carries its residual.
         hidden: The calls with weights between the pool and the head.
+        scale: What the head's output is multiplied by, such as the temperature of a cosine head.
     """
 
     heads: tuple[int, ...]
@@ -213,6 +260,7 @@ class ForwardPlan:
     convolutional: bool = False
     lift: bool = False
     hidden: tuple[int, ...] = ()
+    scale: float = 1.0
 
     @property
     def stop_at(self) -> int:
@@ -228,7 +276,15 @@ class ForwardPlan:
         return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
 
 
-def make_plan(spy: Spy, outputs: Tensor, *, head: Tensor | None, output: Output, name: str) -> ForwardPlan:
+def make_plan(
+    spy: Spy,
+    outputs: Tensor,
+    *,
+    head: Tensor | None,
+    output: Output,
+    name: str,
+    biases: Iterable[Tensor] = (),
+) -> ForwardPlan:
     """The plan of a module, from the calls of one pass and its outputs (n, c).
 
     Args:
@@ -237,16 +293,40 @@ def make_plan(spy: Spy, outputs: Tensor, *, head: Tensor | None, output: Output,
         head: The weight of the layer that the user named, which needs no proof.
         output: What the outputs are.
         name: How errors call the module.
+        biases: Tensors of the module that may be added to a product of matrices.
     """
     calls = list(spy.calls.values())
     for plan in _candidates(calls, outputs, head):
         if plan.convolutional:
             logits = spy.calls[plan.stop_at].source.mean((2, 3))
         else:
-            logits = torch.stack([spy.calls[number].output.flatten(1) for number in plan.heads]).mean(0)
+            logits = torch.stack([spy.calls[number].result().flatten(1) for number in plan.heads]).mean(0)
         if head is not None or _agrees(logits, outputs, output):
             return plan if plan.convolutional else _with_pool(plan, calls)
+    fitting = [bias for bias in biases if bias.shape == outputs.shape[1:]]
+    if head is None and (scaled := _scaled_plan(calls, outputs, output, fitting)):
+        return _with_pool(scaled, calls)
     raise ModelError(_explain(calls, outputs, head, output, name))
+
+
+def _scaled_plan(calls: list[Call], outputs: Tensor, output: Output, biases: list[Tensor]) -> ForwardPlan | None:
+    """The plan of a head whose output is multiplied by one number, or that adds its bias by itself; else None."""
+    for call in reversed([call for call in calls if call.weight is not None and call.output.shape == outputs.shape]):
+        for bias in [None, *biases] if call.bias is None else [None]:
+            logits = call.result() if bias is None else call.result() + bias.detach()
+            for scale in (1.0, _scale(logits, outputs, output)):
+                if _agrees(scale * logits, outputs, output):
+                    call.bias = bias if call.bias is None else call.bias
+                    return ForwardPlan((call.number,), scale=scale)
+    return None
+
+
+def _scale(logits: Tensor, outputs: Tensor, output: Output) -> float:
+    """The one number by which logits are to be multiplied to come closest to outputs."""
+    if output != "logits":  # known up to a number per row
+        outputs = outputs.log() if output == "probabilities" else outputs
+        logits, outputs = (rows - rows.mean(-1, keepdim=True) for rows in (logits, outputs))
+    return float((logits * outputs).sum() / (logits * logits).sum())
 
 
 def _candidates(calls: list[Call], outputs: Tensor, head: Tensor | None) -> list[ForwardPlan]:
@@ -325,8 +405,9 @@ def _explain(calls: list[Call], outputs: Tensor, head: Tensor | None, output: Ou
             f"Write its forward without a loop over images."
         )
     return (
-        f"{name}: no linear layer or 1x1 convolution before a pool gives its {c} outputs. "
-        f"Name the classifying layer with head='...'; a TorchScript module cannot be watched, wrap the eager one."
+        f"{name}: no linear layer or 1x1 convolution before a pool gives its {c} outputs. Name the classifying layer "
+        f"with head='...'; if it returns features and no logits, pass output='features'. A TorchScript module cannot "
+        f"be watched: wrap the eager one."
     )
 
 

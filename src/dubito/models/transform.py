@@ -8,8 +8,8 @@ with. They run in worker processes and hand over uint8; scaling and normalisatio
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, final
 
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from dubito.errors import ModelError, ValueRangeError
-from dubito.types import Json
+from dubito.types import Json, Transform
 from dubito.validate import check_choice
 
 _REPEATS = 10
@@ -28,6 +28,8 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "ham
 """Those of torchvision, which is imported where images are resized: it is slow to import."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+NewTransform = Transform | Callable[[Image.Image], Tensor] | Mapping[str, Any]
+"""Another transform than a model's own, or by name the settings in which it differs."""
 
 
 @final
@@ -158,6 +160,41 @@ class NoTransform:
     def describe(self) -> Json:
         """Nothing but its kind."""
         return {"kind": "none"}
+
+
+def changed_transform(own: Any, change: NewTransform | None, name: str) -> Any:
+    """A model's own transform, another one, or its own with other settings; its crop stays in ratio.
+
+    >>> changed_transform(Preprocess(224, 256), {"size": 448, "interpolation": "bilinear"}, "timm:resnet50").resize
+    512
+    """
+    if not isinstance(change, Mapping):
+        return own if change is None else change
+    if not isinstance(own, Preprocess):
+        if "size" in change:
+            return Preprocess(**change)
+        raise ModelError(
+            f"load: the transform of '{name}' has no settings that could be changed one by one. Pass all of them, "
+            f"transform=dubito.Preprocess(size=..., mean=..., std=...)."
+        )
+    settings = dict(change)
+    if "size" in settings and "resize" not in settings and own.resize is not None:
+        (height, width), sides = Preprocess(settings["size"]).size, own.resize
+        ratios = (height / own.size[0], width / own.size[1])
+        settings["resize"] = (
+            round(sides * min(ratios))
+            if isinstance(sides, int)
+            else tuple(round(side * ratio) for side, ratio in zip(sides, ratios, strict=True))
+        )
+    for key in settings:
+        check_choice(key, list(asdict(own)), by="load", what="a setting of transform")
+    return replace(own, **settings)
+
+
+def input_size(change: NewTransform | None) -> tuple[int, int] | None:
+    """Height and width of the inputs that another transform gives, if it says."""
+    size = change.get("size") if isinstance(change, Mapping) else getattr(change, "size", None)
+    return None if size is None else Preprocess(size).size
 
 
 def _pixels(value: object, expected: str) -> int | tuple[int, int]:

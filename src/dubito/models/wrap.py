@@ -20,8 +20,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError, first_words
+from dubito.models.classes import ClassNames, read_classes
 from dubito.models.frozen import frozen
 from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
+from dubito.models.outputs import FEATURES, Key, candidate_keys, check_one_input, output_of, several_outputs
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.models.weights import module_digests, operations
 from dubito.threads import one_at_a_time
@@ -33,9 +35,10 @@ def wrap(
     module: nn.Module,
     *,
     transform: Transform | Callable[[Image.Image], Tensor] | None = None,
-    classes: Sequence[str] | int | None = None,
+    classes: ClassNames | None = None,
     head: str | None = None,
     output: Output = "logits",
+    output_key: str | int | None = None,
     device: str | torch.device | None = None,
     name: str | None = None,
 ) -> "WrappedClassifier":
@@ -44,9 +47,13 @@ def wrap(
     Args:
         module: Your model. It is never changed: with another `device`, a copy moves there.
         transform: From a Pillow image to an input: a dubito Preprocess or any callable. None: inputs come as tensors.
-        classes: Their names, or how many there are (checked at the first batch).
+        classes: Their names in the order of the outputs, or how many there are (checked at the first batch): a list,
+            {index: name}, or the path of a file with one name per line or JSON.
         head: The name of the classifying layer, when the last linear layer or 1x1 convolution is not it.
-        output: What the module returns; its logits are taken before the softmax in any case.
+        output: What the module returns; its logits are taken before the softmax in any case. "features" for a backbone
+            without a classifying layer.
+        output_key: Which of several outputs it is: a key of the dict, an attribute, a place in the tuple; by default
+            `logits`, or the only one that a classifying layer gives.
         device: Where to run: "cpu", "cuda", "mps"; by default where the module is.
         name: The name of the model in errors and caches; by default its class.
 
@@ -61,12 +68,15 @@ def wrap(
             + ("Load that state dict into its module." if isinstance(module, dict) else "For a name, use dubito.load.")
         )
     check_choice(output, get_args(Output), by="wrap", what="output")
+    check_one_input(eager(module))
     if transform is None:
         transform = NoTransform()
     elif not isinstance(transform, Transform):
         transform = FunctionTransform(transform)
     module, name = _on_device(module, device), name or type(module).__name__
-    return WrappedClassifier(module, transform, classes=classes, head=head, output=output, name=name)
+    names = None if classes is None else read_classes(classes)
+    options: Any = {"head": head, "output": output, "output_key": output_key, "name": name}
+    return WrappedClassifier(module, transform, classes=names, **options)
 
 
 @final
@@ -75,6 +85,8 @@ class WrappedClassifier:
 
     Attributes:
         output: What the module returns.
+        output_key: Which of several outputs it is; known from the first batch on.
+        checkpoint: The file that its weights come from and that file's checksum, if `load` has read one.
         layer: The classifying layer, where it is one plain nn.Linear of the module; known from the first batch on.
     """
 
@@ -86,12 +98,15 @@ class WrappedClassifier:
         classes: Sequence[str] | int | None,
         head: str | None,
         output: Output,
+        output_key: Key,
         name: str,
     ) -> None:
         self.name, self.module, self.transform = name, module, transform
         self.classes: Sequence[str] | None = None if isinstance(classes, int) or classes is None else list(classes)
         self._count = len(self.classes) if self.classes is not None else classes
         self.output, self._head = output, head
+        self.output_key = self._named_key = output_key
+        self.checkpoint: Json | None = None
         if head is not None:
             with frozen(eager(module)):  # a parametrization may write where its weight is read
                 named_weight(eager(module), head)
@@ -112,11 +127,14 @@ class WrappedClassifier:
     def settings(self) -> Json:
         """The arguments of `wrap` besides the module and its name."""
         classes = self._count if self.classes is None else self.classes
-        return {"transform": self.transform, "classes": classes, "head": self._head, "output": self.output}
+        head: Json = {"head": self._head, "output": self.output, "output_key": self._named_key}
+        return {"transform": self.transform, "classes": classes, **head}
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
-        """What the last classifying layer reads."""
+        """What the last classifying layer reads; of a backbone without one, what the module returns."""
         with one_at_a_time:
+            if self.output == "features":
+                return output_of(self._run(x), len(x), self.name, self.output_key, FEATURES).clone()
             plan = self._understand(x)
             tapped = None if self.layer is None else read_input(self.layer, lambda: self._run(x))
             # What it read may be the input's own memory.
@@ -164,10 +182,11 @@ class WrappedClassifier:
 
     def fingerprint(self) -> Json:
         """Hashes of the weights and the settings of the transform."""
+        key = {} if self._named_key is None else {"key": self._named_key}
         with one_at_a_time:  # what a pass writes is no part of it
             return {
                 "model": self.name,
-                "head": {"layer": self._head, "output": self.output},
+                "head": {"layer": self._head, "output": self.output, **key},
                 **module_digests(eager(self.module)),
                 "operations": operations(eager(self.module)),
                 "transform": self.transform.describe(),
@@ -175,6 +194,11 @@ class WrappedClassifier:
 
     def _concat_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
+        if self.output == "features":
+            raise ModelError(
+                f"{self.name} has features and no logits: it has no classifying layer. Use scores of features "
+                f"(density, neighbours), or load it with its classes."
+            )
         if self._plan is None or self._replaced():
             raise ModelError(
                 f"{self.name} has not seen a batch yet{' since its head was replaced' if self._plan else ''}, "
@@ -186,6 +210,8 @@ class WrappedClassifier:
             weight = torch.cat(weights, dim=1) / len(weights)
             known = [one for one in biases if one is not None]
             bias = torch.stack(known).sum(0) / len(weights) if known else None
+        if (scale := self._plan.scale) != 1:
+            weight, bias = scale * weight, None if bias is None else scale * bias
         if self._plan.lift:
             weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
         return weight, None if bias is None else bias.detach()
@@ -201,11 +227,10 @@ class WrappedClassifier:
         self._plan = self.layer = None
         if len(x) == 0:
             raise ModelError(f"{self.name}: its first batch has no images. Pass at least one, to find its head.")
-        pair = x[:2] if len(x) > 1 else torch.cat([x, x])
+        # Of an image alone, also its mirror image: two that are alike would prove less.
+        pair = x[:2] if len(x) > 1 else torch.cat([x, x.flip(-1)])
         spy = Spy()
-        outputs = self._run(pair, spy)
-        head = None if self._head is None else named_weight(eager(self.module), self._head)
-        plan = make_plan(spy, outputs, head=head, output=self.output, name=self.name)
+        plan, outputs = self._planned(spy, self._run(pair, spy))
         if self._count is not None and self._count != outputs.shape[1]:
             raise ModelError(
                 f"{self.name}: classes says {self._count}, the module gives {outputs.shape[1]} outputs. "
@@ -220,11 +245,32 @@ class WrappedClassifier:
             except Exception:  # whatever a module raises when it meets more rows than images: it has no feature map
                 plan = replace(plan, pool=None, pools=(), hidden=())
         self._plan = plan
-        layer = plain_layer(eager(self.module), heads[0]) if len(heads) == 1 else None
+        layer = plain_layer(eager(self.module), heads[0]) if len(heads) == 1 and plan.scale == 1 else None
         tapped = None if layer is None else read_input(layer, lambda: self._run(pair))
         if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)):
             self.layer = layer  # a hook on it reads just what the spy saw
         return plan
+
+    def _planned(self, spy: Spy, out: Any) -> tuple[ForwardPlan, Float[Tensor, "2 c"]]:
+        """The plan of a watched pass over two images; of several outputs, the one that a head gives."""
+        head = None if self._head is None else named_weight(eager(self.module), self._head)
+        keys = [self._named_key] if self._named_key is not None else candidate_keys(out, 2)
+        biases = [tensor for kind in (self.module.parameters(), self.module.buffers()) for tensor in kind]
+        options: Any = {"head": head, "output": self.output, "name": self.name, "biases": biases}
+        plans: dict[Key, tuple[ForwardPlan, Tensor]] = {}
+        for key in keys if len(keys) > 1 else ():
+            with contextlib.suppress(ModelError):
+                outputs = output_of(out, 2, self.name, key)
+                if self._count in (None, outputs.shape[1]):
+                    plans[key] = make_plan(spy, outputs, **options), outputs
+        alike = len({id(outputs) for _, outputs in plans.values()}) == 1  # one tensor, returned twice
+        if len(keys) > 1 and not alike:
+            raise ModelError(several_outputs(out, list(plans) or keys, self.name))
+        if len(keys) <= 1:
+            outputs = output_of(out, 2, self.name, self._named_key)
+            plans = {next(iter(keys), None): (make_plan(spy, outputs, **options), outputs)}
+        self.output_key, planned = next(iter(plans.items()))
+        return planned
 
     def _replaced(self) -> bool:
         """Whether the user has put another head into the module since it was understood."""
@@ -237,8 +283,8 @@ class WrappedClassifier:
         return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
 
     def _with_map(self, x: Tensor) -> ForwardPlan:
-        plan = self._understand(x)
-        if plan.pool is None:
+        plan = None if self.output == "features" else self._understand(x)
+        if plan is None or plan.pool is None:
             raise ModelError(
                 f"{self.name} has no feature map: nothing pools tiles or tokens before its last layer. "
                 f"Use a score that needs none, or a model with a global pool or a token grid."
@@ -267,7 +313,7 @@ class WrappedClassifier:
             self._run(x, spy)
         return spy.calls
 
-    def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
+    def _run(self, x: Tensor, spy: Spy | None = None) -> Any:
         module, like = eager(self.module), sample_of(self.module)
         try:
             with frozen(module):
@@ -284,7 +330,7 @@ class WrappedClassifier:
             raise RefusedInputsError(f"{refusal}. {_repair(x.shape[1:])}") from error
         if self._plan is None and self._writes:
             self._writes = x._version > 0
-        return output_of(out, len(x), self.name)
+        return out
 
 
 def _repair(shape: Sequence[int]) -> str:
@@ -300,22 +346,6 @@ def sample_of(module: nn.Module) -> Tensor:
     """Some tensor of the module: where it is, and in which precision it computes."""
     tensors = (tensor for kind in (module.parameters(), module.buffers()) for tensor in kind)
     return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-
-
-def output_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
-    """The one tensor among what a module returns, checked: a row for each of n images."""
-    output = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    if not isinstance(output, Tensor):
-        raise ModelError(
-            f"{name} must return one tensor (or an output with .logits); got {type(out).__name__}. "
-            f"Wrap a module that returns the logits alone."
-        )
-    if output.dim() != 2 or output.shape[0] != n:
-        raise ModelError(
-            f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images. "
-            f"Wrap a module that returns one row of logits per image."
-        )
-    return output
 
 
 def eager(module: nn.Module) -> nn.Module:

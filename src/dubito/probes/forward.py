@@ -22,7 +22,7 @@ from torch import Tensor
 from dubito.choices import KnownLoss, Precision
 from dubito.errors import ImagesError, ValueRangeError, first_words
 from dubito.table import Provenance
-from dubito.types import Classifier, Inputs, Json, Mixed, Targets, TaskLoss
+from dubito.types import Classifier, Inputs, Json, Mixed, Targets, TaskLoss, has_logits
 from dubito.validate import check_choice, check_classes
 
 
@@ -69,11 +69,14 @@ class Forward:
     ) -> Mapping[str, Tensor]:
         """feature, logit (if stored), and loss if there is something to compare the logits with.
 
-        With the feature from another probe's pass, no further pass is made.
+        With the feature from another probe's pass, no further pass is made. A backbone without a classifying layer has
+        features alone.
         """
         z = model.features(x) if feature is None else feature
-        logit = model.logits(z).float()
         columns = {"feature": stored(z, self.feature_dtype, "features", "Forward(feature_dtype='float32')")}
+        if not has_logits(model) and self.store_logit and label is None:
+            return columns
+        logit = model.logits(z).float()
         if self.store_logit:
             columns["logit"] = logit
         if label is not None:

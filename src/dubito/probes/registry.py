@@ -116,7 +116,12 @@ def _declare_ensemble(name: str, writer: str, probe: str = "", *, pattern: str |
     _declare(name, pattern, writer, probe, parts=ends, ensemble=True, ignored=("keep", "dtype", "grids", "seed"))
 
 
-_declare("forward", "feature|logit", "the forward probe, which every extraction runs")
+_declare(
+    "forward",
+    "feature|(?P<part>logit)",
+    "the forward probe, which every extraction runs",
+    parts={"logit": ", of a model with a classifying layer: a backbone without one has no logits"},
+)
 _declare("loss", "loss", "the forward probe, if the images have labels of the model's own classes, or with targets=...")
 _declare("label", "label", "an extraction of images with labels (class folders, a CSV file, labels=...)")
 _declare("id", "id", "every extraction")

@@ -18,7 +18,7 @@ from dubito.errors import ArtefactError, DubitoError, TableError, first_words
 
 MODEL_PARTS = ("weights", "head", "transform")
 """What a cache's identity compares of a model."""
-CARRIED = (*MODEL_PARTS, "tensors", "operations")
+CARRIED = (*MODEL_PARTS, "tensors", "operations", "checkpoint")
 """What is recorded of it: tensors and operations survive other versions of the packages behind `weights`."""
 
 
@@ -34,6 +34,7 @@ class Provenance:
         operations: Kinds of activations and pools, by name.
         head: The layer taken as classifying, if it was named.
         transform: Settings of the transform.
+        checkpoint: `path` and `checksum` of the file that the weights were read from, to find them again.
         task_loss: Name of the task loss in the column `loss`.
         probes: By probe, its `settings` and, where it has any, its `notes`.
         members: For an ensemble of tables, the provenance of each.
@@ -45,6 +46,7 @@ class Provenance:
     operations: Any = None
     head: Any = None
     transform: Any = None
+    checkpoint: Any = None
     task_loss: str | None = None
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     members: tuple["Provenance", ...] = ()

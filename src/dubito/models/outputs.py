@@ -1,0 +1,96 @@
+"""What a module takes and returns: one batch of images, and among its outputs the one tensor with a row per image."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubito.errors import ModelError
+
+Key = str | int | None
+"""Where an output is: under a key of a dict, an attribute, a place in a tuple; None for a tensor alone."""
+LOGITS = ("logits", "logit", "class_logits", "output", "out", "prediction", "predictions", "pred", "preds", "scores")
+FEATURES = ("features", "feature", "pooler_output", "image_embeds", "embedding", "embeddings", "x_norm_clstoken")
+"""How modules call these outputs, the most telling name first."""
+
+
+def output_of(out: Any, n: int, name: str, key: Key = None, names: Sequence[str] = LOGITS) -> Float[Tensor, "n c"]:
+    """The one tensor among what a module returns, checked: a row for each of n images.
+
+    Args:
+        out: What the module returned: a tensor, or a dict, tuple, dataclass or other object that holds it.
+        n: How many images there were.
+        name: How errors call the module.
+        key: Which of several outputs it is; by default the one of a known name, or the only one that can be it.
+        names: The known names.
+    """
+    keys = [key] if key is not None else candidate_keys(out, n, names)
+    if len(keys) > 1:
+        raise ModelError(several_outputs(out, keys, name))
+    parts = _parts(out)
+    if not keys or keys[0] not in parts or not isinstance(parts[keys[0]], Tensor):
+        got = type(out).__name__ + (f" of {', '.join(map(str, parts))}" if parts else "")
+        what = (
+            "a tensor (n, classes), alone or in a dict, tuple or dataclass" if key is None else f"a tensor as {key!r}"
+        )
+        raise ModelError(f"{name} must return {what}; got {got}. Wrap a module that returns the logits.")
+    output: Tensor = parts[keys[0]]
+    output = output.flatten(1) if output.dim() > 2 and output.shape[2:].numel() == 1 and names is FEATURES else output
+    if output.dim() != 2 or output.shape[0] != n:
+        raise ModelError(
+            f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images. "
+            f"Wrap a module that returns one row of logits per image."
+        )
+    return output
+
+
+def candidate_keys(out: Any, n: int, names: Sequence[str] = LOGITS) -> list[Key]:
+    """Where the output of a module may be: under a known name, or wherever a tensor has a row for each of n images."""
+    if isinstance(out, Tensor):
+        return [None]
+    tensors = {key: part for key, part in _parts(out).items() if isinstance(part, Tensor)}
+    rows = [key for key, part in tensors.items() if part.dim() >= 2 and part.shape[0] == n and part[0].dim() < 3]
+    matrices = [key for key in rows if tensors[key].dim() == 2] or rows
+    named: list[Key] = [name for name in names if name in tensors]
+    return named[:1] or matrices
+
+
+def several_outputs(out: Any, keys: Sequence[Key], name: str) -> str:
+    """The error for outputs among which the logits are not known."""
+    shapes = ", ".join(f"{key!r} (n, {', '.join(map(str, _parts(out)[key].shape[1:]))})" for key in keys)
+    return f"{name} returns several tensors with a row per image: {shapes}. Name the logits, output_key={keys[0]!r}."
+
+
+def check_one_input(module: nn.Module) -> None:
+    """Raise ModelError for a module that cannot be called with a batch of images alone."""
+    needed: list[str] = []
+    with suppress(TypeError, ValueError):  # of TorchScript, for instance
+        parameters = inspect.signature(module.forward).parameters.values()
+        single = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [one.name for one in parameters if one.default is one.empty and one.kind not in single]
+    if len(needed) > 1:
+        first, *others = needed
+        rest = ", ".join(f"{other}=..." for other in others)
+        raise ModelError(
+            f"wrap: {type(module).__name__} takes {len(needed)} inputs ({', '.join(needed)}); images are one. Wrap a "
+            f"module that sets the others:\n"
+            f"class OneInput({type(module).__name__}):\n"
+            f"    def forward(self, {first}): return super().forward({first}, {rest})"
+        )
+
+
+def _parts(out: Any) -> dict[Any, Any]:
+    """The outputs by key, attribute or place."""
+    if isinstance(out, Tensor):
+        return {None: out}
+    if isinstance(out, Mapping):
+        return dict(out)
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: getattr(out, field.name) for field in fields(out)}
+    if isinstance(out, (tuple, list)):
+        return dict(getattr(out, "_asdict", lambda: dict(enumerate(out)))())
+    return {"logits": out.logits} if hasattr(out, "logits") else {}
