@@ -164,7 +164,7 @@ def test_what_needs_logits_says_that_a_backbone_has_none(cached):
     with pytest.raises(ModelError, match="has no feature map"):
         model.feature_map(torch.zeros(2, 3, 32, 32))
     with pytest.raises(
-        MissingColumnError, match=r"guard\.fit needs column 'logit'; .*a backbone without one has no logits"
+        MissingColumnError, match=r"Guard\.fit needs column 'logit'; .*a backbone without one has no logits"
     ):
         dubito.Guard.fit(None, table, coverage=0.5)
 

@@ -53,6 +53,7 @@ from dubito.types import (
     SharingProbe,
     Targets,
     Transform,
+    has_logits,
 )
 
 Columns = dict[str, Tensor]
@@ -355,7 +356,8 @@ def check_steady(model: Classifier, x: Inputs) -> None:
     passes = []
     for seed in (1, 2):
         with seeded(seed, {model.device, x.device}):
-            passes.append(model.logits(model.features(x)).cpu())
+            z = model.features(x)
+            passes.append((model.logits(z) if has_logits(model) else z).cpu())
     first, again = passes
     if torch.equal(first, again) or not bool(first.isfinite().all()):  # of infinite ones, the image is named later
         return
