@@ -89,7 +89,12 @@ def test_a_guard_decides_and_what_it_refuses_comes_first():
     first = report.images[0]
     assert first.reason == decisions[int(first.id)].reason
     assert first.scores["guard"] == float(decisions.uncertainty.max())
-    assert str(guard.guarantee) in " ".join(report.findings())
+    # The guarantee as the guard states it, and that it is kept on these images.
+    assert report.findings()[1:] == decisions.findings()
+    others = dubito.Table(logit=torch.tensor([[9.0, 0.0, 0.0]]).repeat(50, 1))
+    assert "These images are not like those: the guarantee says nothing about them." in (
+        least_trusted(others, guard=guard).findings()
+    )
 
 
 def test_the_curve_accepts_the_most_trusted_first():

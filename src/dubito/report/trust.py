@@ -54,7 +54,11 @@ _FEWEST = 20
 """Images that it takes to call one of them unlike the others."""
 _BANK = 5000
 """Of a larger table, so many images drawn at random stand for the others."""
-_DRAWN = 200
+_DRAWN, _REASONS = 200, 5
+_NO_GUARANTEE = (
+    "These verdicts read the model's own probabilities and ranks among these images; they guarantee nothing. A guard "
+    "does: fit one on labelled images."
+)
 GUARD = "guard"
 _ABOUT = {
     "entropy": "How spread out the predicted probabilities are, in nats: 0 is all on one class, 6.9 even over 1000.",
@@ -125,11 +129,12 @@ class TrustReport(Result):
         order_by: What orders the images.
         verdicts: How many images of the table have each verdict.
         images: The least trusted, worst first; as many as were requested.
-        guarantee: What the guard guarantees; None without a guard.
+        guard_findings: What the guard guarantees, whether that says anything about these images, and whether it is
+            kept on them; empty without a guard.
         errors_at_coverage: The share of wrong predictions among the most trusted half, 80 %, 90 % and all images;
             empty without labels of the model's classes.
         curve: The same for every share of images; None without labels.
-        skipped: Images that could not be decoded.
+        skipped: Images that could not be decoded, each with the reason.
         pictures: The images themselves, if they are at hand.
     """
 
@@ -139,10 +144,10 @@ class TrustReport(Result):
     order_by: str
     verdicts: dict[str, int]
     images: tuple[RankedImage, ...]
-    guarantee: str | None = None
+    guard_findings: tuple[str, ...] = ()
     errors_at_coverage: ErrorsAtCoverage = field(default_factory=dict)
     curve: RiskCoverage | None = field(default=None, repr=False, compare=False)
-    skipped: int = 0
+    skipped: tuple[tuple[str, str], ...] = ()
     pictures: Images | None = field(default=None, repr=False, compare=False)
 
     titles: ClassVar = {"id": "image", "predicted_class": "predicted", "rank_percent": "rank", "probability": "p"}
@@ -180,16 +185,11 @@ class TrustReport(Result):
     def findings(self) -> list[str]:
         """How many images have each verdict, and what that is worth."""
         counts = ", ".join(f"{count:,} {verdict}" for verdict, count in self.verdicts.items() if count)
-        sentences = [f"Of {self.total:,} images: {counts}."]
-        if self.guarantee is None:
-            sentences.append(
-                "These verdicts read the model's own probabilities and ranks among these images; they guarantee "
-                "nothing. A guard does: fit one on labelled images."
-            )
-        else:
-            sentences.append(f"The guard's guarantee: {self.guarantee}.")
-        if self.skipped:
-            sentences.append(f"{self.skipped:,} images could not be decoded and have no verdict.")
+        sentences = [f"Of {self.total:,} images: {counts}.", *(self.guard_findings or [_NO_GUARANTEE])]
+        if count := len(self.skipped):
+            reasons = [reason.rstrip(".") for _, reason in self.skipped[:_REASONS]]
+            more = [f"and {count - _REASONS:,} more"] if count > _REASONS else []
+            sentences.append(f"{count:,} could not be decoded and have no verdict: {'; '.join(reasons + more)}.")
         return sentences
 
     def to_html(self, path: str | Path, *, most: int = 200) -> Path:
@@ -248,10 +248,10 @@ def least_trusted(
     if opened is not None:
         match_images(ids, opened, by="least_trusted")
     columns = {name: _column(one, table, name) for name, one in (scores or _softmax_scores()).items()}
-    if guard is None:
+    decisions = None if guard is None else guard.decide(table)
+    if decisions is None:
         readings = _read_probabilities(table, next(iter(columns.values())).ranks)
     else:
-        decisions = guard.decide(table)
         columns = {GUARD: _Column(decisions.uncertainty.numpy(), decisions.rank.numpy()), **columns}
         readings = [_Reading(ACCEPT if one.accept else ABSTAIN, one.reason, one.rank) for one in decisions]
     order_by, first = next(iter(columns.items()))
@@ -265,9 +265,9 @@ def least_trusted(
         order_by=order_by,
         verdicts={verdict: counts[verdict] for verdict in _TONES if verdict in counts},
         images=_ranked(table, order[:top], readings, columns),
-        guarantee=None if guard is None else str(guard.guarantee),
+        guard_findings=() if decisions is None else tuple(decisions.findings()),
         **_errors(table, order),
-        skipped=len(table.skipped),
+        skipped=tuple(table.skipped),
         pictures=opened,
     )
 
