@@ -6,7 +6,6 @@ They take tensors, numpy arrays or lists and count in float64. Higher is more un
 from dubito.metrics._arrays import Array
 from dubito.metrics.bootstrap import (
     GapToBest,
-    Interval,
     MedianSpread,
     RankedScore,
     balanced_auroc,
@@ -16,8 +15,6 @@ from dubito.metrics.bootstrap import (
     median_spread,
     paired_draws,
     paired_errors,
-    proportion,
-    proportion_bound,
     rank_scores,
 )
 from dubito.metrics.calibration import bucket_calibration_error, ece
@@ -44,6 +41,7 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
+from dubito.metrics.proportions import Interval, proportion, proportion_bound
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr, join_ood, spearman
 from dubito.metrics.rejection import (
     RiskCoverage,

@@ -1,13 +1,10 @@
-"""How sure is a metric, and which of several scores could be the best? Exact and bootstrap intervals.
+"""How sure is a metric, and which of several scores could be the best? Intervals by the bootstrap.
 
     low, high = the (1 - confidence) / 2 and (1 + confidence) / 2 quantiles of the metric over resamples of the rows
 
 The mean of a column of zeros and ones, such as an accuracy, is a proportion and needs no resamples: its interval is
-that of Clopper and Pearson (1934), which holds the true value at least as often as stated, for every n. The bootstrap
-fails there: resamples of 30 rows that are all right are all right, too, and its interval would be [1, 1].
-
-    low  = the p with P(Bin(n, p) >= k) = (1 - confidence) / 2          0 if k = 0
-    high = the p with P(Bin(n, p) <= k) = (1 - confidence) / 2          1 if k = n
+exact (`proportions`). The bootstrap fails there: resamples of 30 rows that are all right are all right, too, and its
+interval would be [1, 1].
 
 The unit of resampling is fixed before rows are drawn: `r_auroc` and `recall_at_1` resample queries, whose neighbours
 stay those of the full set (in a resample, a row drawn twice would find itself), and the metrics of logits resample one
@@ -52,11 +49,12 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, flags, numbers, same_length
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
+from dubito.metrics.proportions import Interval, proportion
 from dubito.metrics.ranking import auroc, average_precision, chance_after, false_alarms, fpr_at_tpr, mean_precision
 from dubito.metrics.rejection import augrc, aurc, excess_aurc
 from dubito.metrics.retrieval import neighbour_matches, r_auroc, recall_at_1
 from dubito.table import Column, to_tensor
-from dubito.validate import check_bootstrap, check_number
+from dubito.validate import check_bootstrap
 
 Metric = Callable[..., float]
 Resampled = Callable[[Int64[np.ndarray, "b n"]], Float64[np.ndarray, "b"]]
@@ -71,18 +69,6 @@ _ATTEMPTS = 100
 _SAME = 1e-12
 """Smaller differences are rounding."""
 _IN_DISTRIBUTION, _OOD, _DRAW, _RESAMPLE = range(4)
-
-
-class Interval(NamedTuple):
-    """A metric and the interval that holds its true value with the given confidence."""
-
-    value: float
-    low: float
-    high: float
-    confidence: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
 class GapToBest(NamedTuple):
@@ -177,36 +163,6 @@ def interval(
         draws = np.maximum(draws - (draws.mean() - value), 0)
     low, high = percentiles(draws, confidence).tolist()
     return Interval(value, low, high, confidence)
-
-
-def proportion(count: int, of: int, *, confidence: float = 0.95) -> Interval:
-    """A proportion with its exact interval, by Clopper and Pearson.
-
-    Args:
-        count: The number of rows that have the property.
-        of: The number of all rows.
-        confidence: The share of repetitions, at least, whose interval holds the true value, in (0, 1).
-
-    >>> str(proportion(30, 30))  # low: p^30 = 0.025
-    '1.0000 [0.8843, 1.0000]'
-    """
-    check_bootstrap(by="proportion", confidence=confidence)
-    check_number(of, "[1, inf)", by="proportion", what="of", whole=True)
-    check_number(count, f"[0, {of}]", by="proportion", what="count", whole=True)
-    one_sided = (1 + confidence) / 2
-    low, high = 1 - proportion_bound(of - count, of, one_sided), proportion_bound(count, of, one_sided)
-    return Interval(count / of, low, high, confidence)
-
-
-def proportion_bound(count: int, of: int, confidence: float) -> float:
-    """The one-sided upper bound by Clopper and Pearson: the p with P(Bin(of, p) <= count) = 1 - confidence.
-
-    >>> round(proportion_bound(0, 59, 0.95), 4)  # (1 - p)^59 = 0.05
-    0.0495
-    """
-    from scipy.special import betaincinv  # noqa: PLC0415 (slow to import, and no score needs it)
-
-    return 1.0 if count >= of else float(betaincinv(count + 1, of - count, confidence))
 
 
 def gap_to_best(
