@@ -173,6 +173,13 @@ def test_what_cannot_be_judged_is_refused():
     broken[3, 1] = torch.nan
     with pytest.raises(ValueRangeError, match="find_label_issues: column 'logit' must be finite; row 3"):
         find_label_issues(table.extended(logit=broken))
+    with pytest.raises(TableError, match="find_label_issues: the labels must be classes from 0 to 1; got 0 to 2"):
+        find_label_issues(Table(logit=torch.eye(2)[[0, 1, 0]], label=[0, 1, 2]))
+    own = Table(logit=torch.eye(2)[[0, 1, 0]], label=[0, 1, 1], label_space="own")
+    with pytest.raises(TableError, match="find_label_issues needs labels of the model's own classes"):
+        find_label_issues(own, cross_validate=False)
+    with pytest.raises(ValueRangeError, match="find_label_issues needs at least two classes"):
+        find_label_issues(Table(logit=torch.zeros(3, 1), label=[0, 0, 0]))
     with pytest.raises(TableError, match=r"3 of 4 .* Leave them out: table.rows\(table.label >= 0\)"):
         find_label_issues(Table(feature=torch.eye(4), label=[0, -1, -1, -1]))
     with pytest.raises(ValueRangeError, match="folds must be"):

@@ -30,9 +30,10 @@ from dubito.active.linear import fit_linear, pool_scale
 from dubito.errors import TableError
 from dubito.metrics import Interval, proportion
 from dubito.result import Result, cell
+from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Json, finite_batches
-from dubito.validate import check_number, check_rows, has_model_labels
+from dubito.validate import check_classes, check_model_labels, check_number, check_rows, has_model_labels
 
 _SAMPLE = 20_000
 """Rows on which temperature and noise are fitted, at most: both are known to two digits then."""
@@ -68,8 +69,11 @@ def find_label_issues(
     label = _labels(table)
     if cross_validate is None:
         cross_validate = "logit" not in table or not has_model_labels(table)
+    if not cross_validate:
+        check_model_labels(table, by=by)
+        check_classes(table.label, table.shape("logit")[1], by=by)
+        check_two_classes(table.rows(slice(0, 1)).logit, by)
     source = _cross_validated(table, label, folds, seed) if cross_validate else table
-    source.require("logit", by=by)
     noise = _fit_noise(source, label)
     own, other, predicted = _probabilities(source, label, noise.temperature)
     wrong = noise.posterior(own)
