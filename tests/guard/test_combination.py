@@ -34,7 +34,7 @@ def test_quantiles_are_few_and_reach_from_end_to_end() -> None:
     assert (len(grid), float(grid[0]), float(grid[-1])) == (513, 0.0, 4999.0)
     assert quantiles(torch.tensor([3.0, 1.0, torch.inf]).double(), "u").tolist() == [1.0, 3.0]
     with pytest.raises(
-        GuardError, match="score 'u' is infinite for every selection image; there is nothing to rank others by"
+        GuardError, match="score 'u' is infinite for every reference image; there is nothing to rank others by"
     ):
         quantiles(torch.tensor([torch.inf]).double(), "u")
 

@@ -2,13 +2,13 @@
 
     u(x) = sum_j w_j F_j(s_j(x)),   w_j >= 0
 
-F_j is the share of selection images with a lower score, in between linear. Weights are those of a logistic regression
+F_j is the share of reference images with a lower score, in between linear. Weights are those of a logistic regression
 of wrong predictions on the ranks, kept at or above zero, so that u never falls while all scores rise.
 
 Noise must not choose: with a hundred images and a dozen scores, one always looks best. So the first score, which is
 max-probability by default, stays unless another has a lower AURC by more than `_SURE` standard errors of their
 difference, over resamples that both share; and a score joins only if the sum, on folds that its weights were not fitted
-on, is that much better than the scores before it. Whatever is chosen on the selection split, well or badly, the
+on, is that much better than the scores before it. Whatever is chosen on the reference images, well or badly, the
 guarantee holds, because it is tested on other images; a bad choice costs coverage. The rule is ours.
 """
 
@@ -44,7 +44,7 @@ class Combination:
 
     Attributes:
         weights: By score; of a single one, 1, and the uncertainty is that score itself.
-        aurc: By candidate, the area under the risk-coverage curve on the selection split, best first.
+        aurc: By candidate, the area under the risk-coverage curve on the reference images, best first.
     """
 
     weights: dict[str, float]
@@ -57,7 +57,7 @@ class Combination:
     def of(
         self, scores: Mapping[str, Float64[Tensor, "n"]], reference_quantiles: Mapping[str, Float64[Tensor, "_"]]
     ) -> Tensor:
-        """The uncertainty of rows from their scores, and the quantiles of these on the selection split."""
+        """The uncertainty of rows from their scores, and the quantiles of these on the reference images."""
         if len(self.weights) == 1:
             return scores[next(iter(self.weights))]
         parts = [weight * rank(scores[name], reference_quantiles[name]) for name, weight in self.weights.items()]
@@ -69,7 +69,7 @@ def quantiles(values: Float64[Tensor, "n"], name: str) -> Float64[Tensor, "q"]:
     ordered = values[values.isfinite()].sort().values
     if len(ordered) == 0:
         raise GuardError(
-            f"Guard.fit: score '{name}' is infinite for every selection image; there is nothing to rank others by. "
+            f"Guard.fit: score '{name}' is infinite for every reference image; there is nothing to rank others by. "
             f"Pass other scores."
         )
     places = torch.linspace(0, len(ordered) - 1, min(_GRID, len(ordered)), dtype=torch.float64).round().long()

@@ -60,7 +60,7 @@ class Guard(Result):
     Attributes:
         guarantee: What is guaranteed.
         threshold: The threshold that keeps it, and what it did on the calibration images.
-        selection: Which scores make the uncertainty, and what the selection images say about them.
+        selection: Which scores make the uncertainty, and what the reference images say about them.
         calibration: What was observed of the calibration images, to test other guarantees and to compare new images.
         sets: Prediction sets, if there are any.
         classes: Names of the classes, if known.

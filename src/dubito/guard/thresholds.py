@@ -26,6 +26,11 @@ below the interval's lower end are wrong at rate r, the others at a higher one, 
 most. Both cases hold for whatever numbers were fixed, hence without fixing them. Nothing is paid for the number of
 tests.
 
+Equal values are accepted all or none: t is then where they begin, with k' images below it, s <= k' <= k, whose tests
+have passed, too. If such a t lies in an interval and u_(s+1) behind its upper end, then k' = s images lie below that
+end, e_s is Bin(s, r) again, and whatever is taken, the test at s must pass. Novel images are equal, too, and lie above
+all others; t is never among them.
+
 Where to begin is ours: at the very fewest, one unlucky image would end it. s is the smallest number of images that may
 have eight errors, or fewer errors where s would be more than half of the images; it depends on n, r and delta alone.
 Images as uncertain as the most uncertain calibration image are refused, also where everything could be accepted.
@@ -283,7 +288,7 @@ def binomial_p(errors: Int[np.ndarray, "t"], accepted: Int[np.ndarray, "t"], ris
 
 
 def percent(share: float) -> str:
-    """A share for a sentence: with a digit where it matters; none but all of it is rounded to 100 %, none but 0 to 0 %.
+    """A share for a sentence, with a decimal near 0 and 1: nothing but 1 reads 100 %, and nothing but 0 reads 0 %.
 
     >>> percent(0.003), percent(0.5), percent(1.0), percent(0.0), percent(0.9999)
     ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
