@@ -128,7 +128,7 @@ def test_a_report_as_csv_json_pandas_and_text(tmp_path):
     assert report.to_pandas()["verdict"].tolist() == ["look at it", "fairly confident"]
     text = str(report)
     assert text.startswith("table in memory: the 2 least trusted of 3 images, by entropy\n")
-    assert "look at it        ant         48 %  100 %  ambiguous between ant (48 %) and bee (41 %)" in text
+    assert "look at it        ant        48 %  100 %  ambiguous between ant (48 %) and bee (41 %)" in text
     assert "Of 3 images: 1 look at it, 2 fairly confident." in text
     assert repr(report) == "TrustReport(table in memory: the 2 least trusted of 3 images, by entropy)"
 
