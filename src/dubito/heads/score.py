@@ -330,7 +330,10 @@ class Training(Result):
         elif best == UncertaintyHead.name and all(ranked[name].gap_to_best.surely for name in others):
             advice = f"The head is better than both at finding {purpose}."
         else:
-            advice = f"On so few images, the head cannot be distinguished from the best at finding {purpose}."
+            rival = next(
+                name for name in ranked if name != UncertaintyHead.name and not ranked[name].gap_to_best.surely
+            )
+            advice = f"On so few images, the head cannot be distinguished from {rival} at finding {purpose}."
         return f"Held-out {title}: {values}. {advice}"
 
     def to_dict(self) -> Json:
