@@ -76,8 +76,8 @@ def test_a_shift_in_words():
     calibration, new = observed(np.arange(100.0)), observed(np.arange(50, 150.0))
     shift = find_shift(calibration, new, threshold=74.0)
     assert shift.tests[0].finding == (
-        "25 % of them are accepted, of the calibration images 75 %; 0 % of them and 50 % of the calibration images are "
-        "among the least uncertain 25 % of both together"
+        "25 % of them and 75 % of the calibration images are accepted; 0 % of them and 50 % of the calibration images "
+        "are among the least uncertain 25 % of both together"
     )
     assert str(shift).startswith("100 images: not like the 100 calibration images")
 

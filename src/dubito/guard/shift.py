@@ -161,7 +161,7 @@ def find_shift(
     if len(new) >= _FEWEST:
         p, text = _levels_test(calibration.uncertainty, new.uncertainty, "least uncertain", "most uncertain")
         shares = [percent(float(np.mean(one.uncertainty <= threshold))) for one in (new, calibration)]
-        tests["acceptance"] = p, f"{shares[0]} of them are accepted, of the calibration images {shares[1]}; {text}"
+        tests["acceptance"] = p, f"{shares[0]} of them and {shares[1]} of the calibration images are accepted; {text}"
         if calibration.density is not None and new.density is not None:
             p, text = _levels_test(calibration.density, new.density, "most usual", "rarest")
             tests["density"] = p, f"By their features, {text}"
