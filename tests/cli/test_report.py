@@ -98,6 +98,8 @@ def test_a_report_with_labels_has_the_curve(run: Run, labelled: Path, tmp_path: 
         (["{images}"], "pass a model and images"),
         (["{cache}", "{images}"], "pass a model and images"),
         (["timm:test_resnet", "{images}", "--images", "x"], "--images belong to a CACHE"),
+        (["{cache}", "--labels", "labels.csv"], "have no effect on it"),
+        (["{cache}", "--weights", "none"], "have no effect on it"),
         (["{cache}", "--to", "r.csv"], "--to takes a file that ends in .html; got 'r.csv'"),
     ],
 )

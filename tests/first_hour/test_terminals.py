@@ -95,6 +95,10 @@ def test_broken_files_are_reported_once(tmp_path, capsys):
     assert main([*called, "--weights", "none", "--workers", "0"]) == 0
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("torn.png") == 1
+    called = ["report", "timm:test_resnet", str(tmp_path / "images"), "--to", str(tmp_path / "report.html")]
+    assert main([*called, "--weights", "none", "--workers", "0"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("torn.png") == 1
 
 
 def test_a_gap_that_may_be_noise_includes_zero():

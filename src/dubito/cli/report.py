@@ -1,7 +1,6 @@
 """`dubito report`, `dubito map` and `dubito demo`: pages that show images and how far to trust the model on them."""
 
-import contextlib
-import tempfile
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,15 @@ from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
 from dubito.cli.extract import Reading
 from dubito.cli.score import OneScore
+from dubito.errors import SkippedImagesWarning
 
 _PLACES = (
     "pass a model and images (`dubito report timm:resnet50.a1_in1k photos`), or one cache (`dubito report cache/photos "
     "--images photos`)."
+)
+_NO_EFFECT = (
+    "a CACHE holds what a model predicted: --cache, --labels and all options that read images or load a MODEL have no "
+    "effect on it. Leave them out; `dubito label CACHE LABELS` adds labels."
 )
 
 
@@ -43,22 +47,22 @@ def report(
     """
     if to.suffix.lower() not in (".html", ".htm"):
         raise BadParameter(f"--to takes a file that ends in .html; got '{to}'.")
-    with contextlib.ExitStack() as stack:
-        if len(places) == 1 and options.is_cache(places[0]):
-            table = dubito.open(Path(places[0]))
-            chosen = None if guard is None else dubito.Guard.load(guard)
-        elif len(places) == 2 and not options.is_cache(places[0]):
-            if images is not None:
-                raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
-            options.check_model_first(*places)
-            model, images = places
-            kept = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dubito-report-")))
-            table, chosen = _predicted(screen, model, images, kept, guard, reading, load)
-        else:
-            raise BadParameter(_PLACES)
-        with screen.waiting("writing the page"):
-            result = dubito.report.least_trusted(table, images, top=None, guard=chosen)
-            written = {"page": result.to_html(to, most=most), "csv": result.to_csv(to.with_suffix(".csv"))}
+    if len(places) == 1 and options.is_cache(places[0]):
+        if cache is not None or (reading, load) != (Reading(), options.ModelOptions()):
+            raise BadParameter(_NO_EFFECT)
+        table = dubito.open(Path(places[0]))
+        chosen = None if guard is None else dubito.Guard.load(guard)
+    elif len(places) == 2 and not options.is_cache(places[0]):
+        if images is not None:
+            raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
+        options.check_model_first(*places)
+        model, images = places
+        table, chosen = _predicted(screen, model, images, cache, guard, reading, load)
+    else:
+        raise BadParameter(_PLACES)
+    with screen.waiting("writing the page"):
+        result = dubito.report.least_trusted(table, images, top=None, guard=chosen)
+        written = {"page": result.to_html(to, most=most), "csv": result.to_csv(to.with_suffix(".csv"))}
     screen.show(result.top(top), _address(to), written=written)
 
 
@@ -129,7 +133,7 @@ def _predicted(
     screen: Screen,
     model: str,
     images: str,
-    cache: Path,
+    cache: Path | None,
     guard: Path | None,
     reading: Reading,
     load: options.ModelOptions,
@@ -137,14 +141,21 @@ def _predicted(
     """What a model predicts for images, with the columns that a guard reads; and the guard."""
     screen.when_stopped = "With --cache DIR, finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
+        from dubito.cache.disk import check_place
         from dubito.probes.registry import probes_for
 
-        opened = dubito.open_images(images, reading.labels)  # before the model is fetched
+        opened = dubito.open_images(images, reading.labels)  # what is cheap is checked before the model is fetched
+        if cache is not None:
+            check_place(cache)
+        if guard is not None:
+            dubito.Guard.load(guard)
         classifier = load.load(model)
         chosen = None if guard is None else dubito.Guard.load(guard, classifier)
         probes = [] if chosen is None else probes_for(chosen.needs, chosen.provenance, (), by="guard")
     settings = {**vars(reading), "labels": None}  # which the opened images have
-    table = dubito.extract(classifier, opened, cache, probes=probes, **settings, progress=not screen.quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedImagesWarning)  # the report lists them
+        table = dubito.extract(classifier, opened, cache, probes=probes, **settings, progress=not screen.quiet)
     table.name = images
     return table, chosen
 
