@@ -233,7 +233,9 @@ def test_how_many_images_a_risk_takes() -> None:
     assert enough is not None
     assert k[likely][0] <= enough <= 1.1 * k[~likely][-1] + 2  # from the first such number to where all are
     assert images_needed(u, wrong, risk=0.01, confidence=0.95) is None  # more of them are wrong
-    assert Guarantee("risk", 0.01, 0.95).feasible((u, wrong), 200).endswith("more are wrong.")
+    many = np.zeros(400), np.tile(wrong, 4)
+    assert Guarantee("risk", 0.01, 0.95).feasible(many, 800).endswith("more are wrong.")
+    assert Guarantee("risk", 0.01, 0.95).feasible((u, wrong), 200).endswith("0.95.")  # 100 are too few to show that
 
 
 def test_a_refusal_never_reports_a_rate_that_would_do() -> None:

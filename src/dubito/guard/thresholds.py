@@ -132,12 +132,14 @@ class Guarantee:
         lowest = smallest_risk(u, wrong, confidence=self.confidence, above=self.level)
         instead = "no risk is feasible" if lowest is None else f"risk={lowest:g} is feasible"
         enough = images_needed(u, wrong, risk=self.level, confidence=self.confidence)
-        if enough is None:
-            repair = "More images of this kind may not help: even of the most certain ones, more are wrong."
-        else:
+        if enough is not None:
             table = float(f"{enough * rows / len(u):.2g}")
-            repair = f"A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
-        return f"With these images, {instead} at confidence {self.confidence:g}. {repair}"
+            repair = f" A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
+        elif len(u) > needed(self.level, self.confidence):
+            repair = " More images of this kind may not help: even of the most certain ones, more are wrong."
+        else:  # so few images show nothing about a larger number
+            repair = ""
+        return f"With these images, {instead} at confidence {self.confidence:g}.{repair}"
 
     def sentence(self, images: int | None = None) -> str:
         """What holds, for which images, with what confidence; `images` is the number of calibration images."""
