@@ -118,7 +118,8 @@ class Guard(Result):
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
                 has labels and at least nine rows to calibrate.
             novel: Refuse images whose features are rarer than all but this share of the in-distribution ones; 0 for
-                none. A density measures that, even if it is not among `scores`; without features there is none.
+                none. A density measures that, even if it is not among `scores`; without features, or with fewer than
+                100 rows, there is none.
             probes: Probes that the table was extracted with, if they cannot be rebuilt from its provenance.
             seed: Seed of the split.
 

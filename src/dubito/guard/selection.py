@@ -42,6 +42,8 @@ MOST_LEARNED = 50_000
 """Rows of `train` that scores learn from: they are kept in part with the guard, and it should stay small."""
 REFERENCE, _FEWEST, _MOST = 0.1, 40, 10_000
 """Reference images: this share of a table, but at least 40 unless these were more than a fifth, and at most 10,000."""
+_FEWEST_TO_GATE = 20
+"""With fewer reference images, a gate above all of them would refuse too many others: there is none."""
 _FOLDS = 3
 _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 """Scores that measure it, best first."""
@@ -203,7 +205,7 @@ def select_scores(
         train = chosen_rows(train, order[:MOST_LEARNED].sort().values)
     if train is not None:
         check_disjoint(table, train, by="Guard.fit", what="train", harm=_MEMORISED, error=GuardError)
-    gated = novel > 0 and "feature" in table
+    gated = novel > 0 and "feature" in table and len(reference) >= _FEWEST_TO_GATE
     fitted, candidates = fitted_scores(chosen, reference, train, novelty=gated)
     values: dict[str, Tensor] = {}
     if train is None and len(reference) >= _FOLDS and any(score.learned for score in fitted.values()):
@@ -211,7 +213,7 @@ def select_scores(
         kept = {*values, *(chosen or ())}  # without what some fold cannot learn, unless the user has chosen it
         fitted = {name: score for name, score in fitted.items() if name in kept}
         candidates = [name for name in candidates if name in kept]
-    options: dict[str, Any] = {"labelled": labelled, "novel": novel, "seed": seed}
+    options: dict[str, Any] = {"labelled": labelled, "novel": novel if gated else 0.0, "seed": seed}
     selection = ScoreSelection.fit(fitted, values, candidates, reference, **options)
     if gated and selection.gate is None:
         warnings.warn(
