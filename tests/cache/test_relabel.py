@@ -103,6 +103,16 @@ def test_labels_for_one_table(model, x, tmp_path):
     assert contents(tmp_path / "cache") == before
 
 
+def test_labels_of_a_backbone_that_does_not_classify(x, tmp_path):
+    backbone = dubito.wrap(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 4)), output="features")
+    dubito.extract(backbone, x, tmp_path / "expected", labels=LABELS, **OPTIONS)
+    dubito.extract(backbone, x, tmp_path / "cache", **OPTIONS)
+    opened = dubito.open(tmp_path / "cache", labels=LABELS)
+    for table in (opened, label_cache(tmp_path / "cache", LABELS)):
+        assert (table.label.tolist(), table.label_space) == (LABELS, "own")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "expected")
+
+
 def test_labels_that_do_not_fit(model, x, tmp_path):
     dubito.extract(model, x, tmp_path / "cache", **OPTIONS)
     for add in (label_cache, lambda folder, labels: dubito.open(folder, labels=labels)):

@@ -173,10 +173,11 @@ def label_table(
         of_targets: Losses are of targets, not of labels: they stay.
     """
     images = with_labels(RecordedImages(table.name, table.row_ids()), labels)
-    values, space = resolve_labels(images, table, label_space)
+    # A backbone that does not classify has no classes: its labels are another set's, as for `extract`.
+    values, space = resolve_labels(images, table, label_space if "logit" in table else "own")
     stale = () if of_targets else tuple(key for key in table.columns if key == "loss" or key.endswith("_loss"))
     columns: dict[str, Any] = {key: table.column(key) for key in table.columns if key not in stale}
-    if values is not None and space == "model" and "logit" in table:
+    if values is not None and space == "model":
         logit, base = table.column("logit"), base_probe()
         by_place = table.classes is None and label_space is None
         check_model_classes(values, images, logit.shape[1], by="open", by_place=by_place)

@@ -54,7 +54,9 @@ def label_cache(folder: str | Path, labels: Labels, *, label_space: LabelSpace |
     folder = Path(folder)
     if label_space is not None:
         check_choice(label_space, get_args(LabelSpace), by="label_cache", what="label_space")
-    classes = disk.open_cache(folder).shape("logit")[1]
+    table = disk.open_cache(folder)
+    if "logit" not in table:  # of a backbone that does not classify, as for `extract`
+        label_space = "own"
     with locked(folder, busy=CacheBusyError, refused=CacheError):
         manifest = disk.finished_manifest(folder)
         blocks = [_Block.read(disk.named_shard(folder, entry["name"]), manifest) for entry in manifest.rows["shards"]]
@@ -63,7 +65,7 @@ def label_cache(folder: str | Path, labels: Labels, *, label_space: LabelSpace |
         by_place = images.classes is not None and manifest.classes is None
         if space == "model":
             named = by_place and label_space is None
-            check_model_classes(values, images, classes, by="label_cache", by_place=named)
+            check_model_classes(values, images, table.shape("logit")[1], by="label_cache", by_place=named)
         _relabel(folder, manifest, blocks, images, values, space)
     disk.forget_shards()
     table = disk.open_cache(folder)
