@@ -117,6 +117,10 @@ def test_files_that_cannot_be_read(model, photos, tmp_path):
     refused("text.npy", r"must be an \.npy or \.npz file of plain numbers")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04cut")
     refused("cut.npz", r"must be an \.npy or \.npz file of plain numbers")
+    with (tmp_path / "huge.npy").open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    refused("huge.npy", r"must be an \.npy or \.npz file of plain numbers; .*[Uu]nable to allocate")
     np.savez(tmp_path / "two.npz", a=SEVERAL, b=SEVERAL)
     refused("two.npz", r"must hold one array, or one called 'targets'; it has 'a', 'b'\. Rename")
 

@@ -277,7 +277,7 @@ def _read_targets(path: Path) -> Any:
             names = list(loaded.files)
             if _KEY in names or len(names) == 1:
                 return loaded[_KEY if _KEY in names else names[0]]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise ImagesError(
             f"targets file '{path}' must be an .npy or .npz file of plain numbers; opening it gave: {error}. "
             f"Write it with numpy.save(path, targets)."
