@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 import dubito
 from dubito.errors import CheckpointError, MissingPackageError, ModelError
 from dubito.models.from_timm import renamed, weights_file
-from dubito.models.load import with_weights
+from dubito.models.load import building, with_weights
 from dubito.models.weights import read_weights
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -303,6 +303,16 @@ def test_a_hub_s_pickle_is_not_executed(name, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=f"the pretrained weights of '{name}' hold Python objects .* nothing was"):
         dubito.load(name)
     assert not marker.exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_a_thread_that_is_done_leaves_others_without_pickles():
+    first, second = (building("timm:resnet18", {}, fetches=True) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    second.__exit__(None, None, None)
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 

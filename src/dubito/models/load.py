@@ -26,6 +26,7 @@ from dubito.models.transform import NewTransform
 from dubito.models.weights import fits, head_size, put_weights, read_weights, under_own_names
 from dubito.models.wrap import WrappedClassifier, eager, wrap
 from dubito.storage import checksum
+from dubito.threads import Lock
 from dubito.types import Json
 
 Weights = Literal["pretrained"] | str | Path | None
@@ -44,6 +45,9 @@ _ALIKE = 24
 """Architectures that are compared with a file that does not fit."""
 _SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """PyTorch's own switch, read at every torch.load."""
+_switch = Lock()
+_before: list[str | None] = []
+"""One entry per thread that builds a model: what the switch was before the first; the last one restores it."""
 _LOCAL = "Pass weights=PATH of a local file, or weights=None for random weights."
 """How to go on without the network, where the source itself is installed."""
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
@@ -223,8 +227,9 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str =
         fetches: Whether it may fetch weights.
         repair: What to do where they cannot be fetched.
     """
-    before = os.environ.get(_SAFE)
-    os.environ[_SAFE] = "1"  # torch.load takes tensors only, even where a package allows more
+    with _switch:
+        _before.append(_before[0] if _before else os.environ.get(_SAFE))
+        os.environ[_SAFE] = "1"  # torch.load takes tensors only, even where a package allows more
     try:
         yield
     except pickle.UnpicklingError as error:
@@ -239,7 +244,9 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str =
             repair = "Pass options that its source takes."
         raise ModelError(f"load: {failure} ({first_words(error)}). {repair}") from error
     finally:
-        if before is None:
-            del os.environ[_SAFE]
-        else:
-            os.environ[_SAFE] = before
+        with _switch:
+            before = _before.pop()
+            if not _before and before is None:
+                del os.environ[_SAFE]
+            elif not _before:
+                os.environ[_SAFE] = str(before)

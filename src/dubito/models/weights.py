@@ -13,7 +13,6 @@ transformers are GELUTanh and SiLU now), and how often it occurs. What a forward
 import hashlib
 import pickle
 import re
-import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from dubito.errors import CheckpointError, first_words
 from dubito.storage import tensors_digest
+from dubito.threads import quiet
 
 _WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights", "params"),
@@ -83,8 +83,7 @@ def _read_torch(path: Path) -> Any:
         if not file.read(2).startswith(_STARTS):
             raise CheckpointError(f"weights: '{path}' is no PyTorch file. Pass one of torch.save, or a .safetensors.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about pickles; whether this one can be read is reported below
+        with quiet():  # torch warns about pickles; whether this one can be read is reported below
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         content = _read_stand_ins(path) if zipfile.is_zipfile(path) else None
