@@ -81,6 +81,22 @@ def kept_random() -> Iterator[None]:
 
 
 @contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restore the random states of torch, numpy and Python afterwards: a user's data set or transform may draw.
+
+    Other threads run meanwhile; states are read and restored between their passes, which may be seeded.
+    """
+    with one_at_a_time:
+        torch_state, states = torch.get_rng_state(), _numpy_and_python()
+    try:
+        yield
+    finally:
+        with one_at_a_time:
+            torch.set_rng_state(torch_state)
+            _restore(*states)
+
+
+@contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Inside, random numbers of the CPU, some devices, numpy and Python follow from a seed; all go on as before.
 
@@ -88,7 +104,7 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """
     others = {device for device in devices if device.type not in ("cpu", "meta")}
     with kept_random():
-        numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (the state of the process)
+        own = _numpy_and_python()
         states = {device: _call("get_rng_state", device) for device in others}
         try:
             torch.default_generator.manual_seed(seed)
@@ -101,10 +117,18 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
                     kind.manual_seed(seed)
             yield
         finally:
-            np.random.set_state(numbers)  # noqa: NPY002
-            random.setstate(python)
+            _restore(*own)
             for device, state in states.items():
                 _call("set_rng_state", device, state)
+
+
+def _numpy_and_python() -> tuple[Any, Any]:
+    return np.random.get_state(), random.getstate()  # noqa: NPY002 (the state of the process)
+
+
+def _restore(numpy_state: Any, python_state: Any) -> None:
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    random.setstate(python_state)
 
 
 def _call(name: str, device: torch.device, *state: Any) -> Any:

@@ -141,7 +141,7 @@ def test_a_model_that_answers_at_random_is_refused(how, tmp_path):
     refusal = "mine predicts something else in every pass: two passes over the same 4 images .* cache would hold noise"
     with pytest.raises(ModelError, match=refusal):
         dubito.extract(model, X, tmp_path / "cache", progress=False)
-    assert how == "numpy" or states() == before  # outside of the two passes, a model's draws are its own
+    assert states() == before
 
 
 def test_last_bits_are_a_warning(tmp_path):

@@ -18,18 +18,12 @@ from torch import Tensor, nn
 from dubito.audit import duplicates, modes, outputs, transforms
 from dubito.audit import labels as label_checks
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
-from dubito.cache.runner import (
-    default_batch_size,
-    default_workers,
-    in_batches,
-    inputs_of,
-    kept_random_state,
-    open_stream,
-)
+from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
 from dubito.models import wrap
 from dubito.result import Result
+from dubito.threads import kept_random_states
 from dubito.types import Classifier, Images, Json
 from dubito.validate import check_model_first, check_number
 
@@ -37,7 +31,7 @@ _CLEARLY = 0.1
 """The share of images by which an order of classes must beat another transform to be the explanation."""
 
 
-@kept_random_state()
+@kept_random_states()
 def audit(  # noqa: PLR0913 (one call that users type; everything after `images` is optional)
     model: Classifier | nn.Module,
     images: Any,

@@ -44,11 +44,12 @@ from dubito.probes import base_probe
 from dubito.storage import locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
+from dubito.threads import kept_random_states
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
 from dubito.validate import check_choice, check_model_first, check_number
 
 
-@runner.kept_random_state()
+@kept_random_states()
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier,
     images: Any,
@@ -126,7 +127,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, f" All are listed in table.skipped and in {disk.FILE}.", stacklevel=4)
+    runner.warn_skipped(table, " All are listed in table.skipped.", stacklevel=4)
     return table
 
 

@@ -8,7 +8,6 @@ import ctypes
 import os
 import pickle
 import platform
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, final
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from rich.console import Console
@@ -41,7 +39,7 @@ from dubito.errors import (
 )
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
-from dubito.threads import Lock, one_at_a_time, seeded
+from dubito.threads import Lock, kept_random_states, seeded
 from dubito.types import (
     BaseProbe,
     Classifier,
@@ -389,24 +387,7 @@ def logit_change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> f
     return change / spread if spread > 0 else change
 
 
-@contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Put back the random states of Python, numpy and torch: a user's data set or transform may draw from them.
-
-    Taken and put back while no pass is under way, since passes of other threads may be seeded.
-    """
-    with one_at_a_time:
-        python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        with one_at_a_time:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
-            torch.set_rng_state(state)
-
-
-@kept_random_state()
+@kept_random_states()
 def predict_table(
     model: Classifier,
     images: Images,
@@ -497,8 +478,7 @@ def kept_memory() -> Iterator[None]:
     By default glibc maps every block above 32 MB anew and unmaps it when it is freed. A network's activations are such
     blocks: on a CPU, a third of a forward pass or more goes into page faults (benchmarks/extract.py measures it).
     Inside this context, freed blocks stay in the process; after the last thread they are returned and the usual limits
-    hold.
-    Nothing is done without glibc, or where the user has tuned it already.
+    hold. Nothing is done without glibc, or where the user has tuned it already.
     """
     tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if tuned or platform.libc_ver()[0] != "glibc":

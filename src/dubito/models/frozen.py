@@ -43,7 +43,7 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
         ModelError: A large parameter was written into that had never been before; see above.
     """
     failed = False
-    with one_at_a_time, kept_random(), torch.inference_mode(False), torch.no_grad():
+    with kept_random(), torch.inference_mode(False), torch.no_grad():
         parts = _parts(module)
         modes, state = [part.training for part in parts], _state_of(module, parts)
         slots = state.slots
