@@ -286,6 +286,8 @@ def test_splits_are_not_classes():
 
 
 def test_errors_of_a_place_without_images():
+    with pytest.raises(ImagesError, match=r"; got hidden files only\. Check the path"):
+        only_images([".a.png"], "folder 'x'")
     with pytest.raises(ImagesError, match=r"folder 'x' must hold images \(.*\); it is empty\. Check the path"):
         only_images([], "folder 'x'")
     with pytest.raises(

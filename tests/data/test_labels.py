@@ -181,7 +181,7 @@ def test_csv_with_repeated_names(tmp_path: Path):
         with_labels(images("1.jpg", "2.jpg"), path)
 
 
-@pytest.mark.parametrize("header", ["file", "label", "x,file,y"])
+@pytest.mark.parametrize("header", ["file", "label", "x,file,y", "file,width,height"])
 def test_csv_without_labels(tmp_path: Path, header: str):
     columns = ", ".join(f"'{name}'" for name in header.split(","))
     with pytest.raises(

@@ -107,7 +107,7 @@ class TarImages(ImageSet):
     def __init__(self, path: Path) -> None:
         name = f"archive '{path}'"
         self.path = path.absolute()
-        with path.open("rb") as file:
+        with reading(name, _REPAIR, error=ImagesError), path.open("rb") as file:
             start = file.read(6)
         self._stream: Any = next((opener for magic, opener in _STREAMS.items() if start.startswith(magic)), None)
         places, notes = _index(path, name)

@@ -147,7 +147,8 @@ def only_images(paths: Sequence[str], name: str, used: frozenset[str] = frozense
     others = [path for path in paths if not is_image(path) and path not in hidden]
     if not images:
         endings = sorted({_ending(path) for path in others})
-        got = f"got {len(others)} other files, with endings {some(endings, 6)}" if others else "it is empty"
+        got = "got hidden files only" if hidden else "it is empty"
+        got = f"got {len(others)} other files, with endings {some(endings, 6)}" if others else got
         raise ImagesError(f"{name} must hold images ({' '.join(SUFFIXES)}); {got}. Check the path.")
     counts = Counter(
         "hidden" if path in hidden else _ending(path) for path in (*others, *hidden) if _counts(path, used)

@@ -40,7 +40,8 @@ LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
 Labels = Any
 """What `open_images` takes as labels: a CSV file, a DataFrame, a mapping from image to label, or `LabelValues`."""
 
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "id")
+_PATHS = "path file filename file_name filepath file_path image image_path img url id"
+PATH_COLUMNS = tuple(_PATHS.split())
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target")
 """Names, in lower case, of the columns that name images and that hold labels; the first that is there counts."""
 _EXAMPLE = "The first line names the columns, such as: path,label"
@@ -303,9 +304,9 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
 
 
 def _by_image(table: Listing, what: str) -> dict[str, Any]:
-    """The column that names images as keys; the column of labels, or else the second one, as values."""
-    column = 1 if table.label is None and table.paths == 0 else table.label
-    if column is None or column == table.paths or column >= len(table.header):
+    """The column that names images as keys, the column of labels as values."""
+    column = table.label
+    if column is None or column == table.paths:
         raise ImagesError(
             f"{what} must have a column of image names and a column 'label'; its columns are {some(table.header, 8)}. "
             f"Name the column of labels 'label'."
