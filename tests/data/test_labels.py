@@ -90,7 +90,6 @@ def test_empty_texts():
         ("id,label\nold/place/1.jpg,5\n", ("new/1.jpg",), [5]),
         ("id,label\nv1.5,5\n", ("v1.5.jpg",), [5]),
         ("id,truth\n1.jpg,5\n", ("1.jpg",), [5]),
-        ("name,truth,more\n1.jpg,5,x\n", ("1.jpg",), [5]),
         ("label,name\n5,1.jpg\n", ("1.jpg",), [5]),
         # An index column, as pandas writes it, must not pass for numbers of images.
         (",file,label\n0,1.jpg,5\n1,0.jpg,6\n", ("0.jpg", "1.jpg"), [6, 5]),
