@@ -127,6 +127,17 @@ def test_cosine_product_and_einsum_heads_are_understood(head, n):
     assert torch.allclose(dubito.wrap(module).features(X)[:n], z, atol=1e-6)
 
 
+@pytest.mark.parametrize("head", ["cosine", "product_with_bias", "written_into"])
+def test_a_head_that_is_trained_further_is_understood_again(head):
+    module = Head(HEADS[head])
+    model = dubito.wrap(module)
+    model.features(X)
+    with torch.no_grad():
+        module.weight.add_(1)
+        module.scale.add_(1)
+        assert torch.allclose(model.logits(model.features(X)), module(X), atol=1e-4)
+
+
 def test_a_head_that_is_not_linear_is_refused_with_a_way_on():
     module = Head(lambda m, z: -torch.cdist(z, m.weight))
     with pytest.raises(

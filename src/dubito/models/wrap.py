@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError, first_words
 from dubito.models.classes import ClassNames, read_classes
-from dubito.models.frozen import frozen
+from dubito.models.frozen import frozen, signature
 from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
 from dubito.models.outputs import FEATURES, Key, candidate_keys, check_one_input, output_of, several_outputs
 from dubito.models.transform import FunctionTransform, NoTransform
@@ -114,6 +114,7 @@ class WrappedClassifier:
         self._plan: ForwardPlan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         self._owned = False
+        self._signature: tuple[object, ...] = ()
         self._writes = True
 
     def __repr__(self) -> str:
@@ -218,10 +219,12 @@ class WrappedClassifier:
 
     def _understand(self, x: Tensor) -> ForwardPlan:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
-        if self._plan is not None and not self._replaced():
+        if self._plan is not None and not self._replaced() and not self._outdated(self._plan):
             return self._plan
         with frozen(eager(self.module)):  # a parametrization may write where its weight is read
-            return self._make_plan(x)
+            plan = self._make_plan(x)
+        self._signature = signature(eager(self.module))
+        return plan
 
     def _make_plan(self, x: Tensor) -> ForwardPlan:
         self._plan = self.layer = None
@@ -275,6 +278,10 @@ class WrappedClassifier:
     def _replaced(self) -> bool:
         """Whether the user has put another head into the module since it was understood."""
         return self._owned and all(parameter is not self._heads[0][0] for parameter in self.module.parameters())
+
+    def _outdated(self, plan: ForwardPlan) -> bool:
+        """Whether a weight that a pass computes, or a scale, is of a time before the module was trained further."""
+        return (not self._owned or plan.scale != 1) and signature(eager(self.module)) != self._signature
 
     def _watched_features(self, x: Tensor, plan: ForwardPlan) -> Float[Tensor, "n d"]:
         calls = self._watched(x, plan)
