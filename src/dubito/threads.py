@@ -137,8 +137,8 @@ def _call(name: str, device: torch.device, *state: Any) -> Any:
 
 
 @contextmanager
-def quiet(message: str = "", module: str = "") -> Iterator[None]:
-    """Ignore warnings whose message or module matches; overlapping `catch_warnings` would restore each other's filters.
+def quiet(message: str = "", module: str = "", category: type[Warning] = Warning) -> Iterator[None]:
+    """Ignore warnings that match; overlapping `catch_warnings` would restore each other's filters.
 
     With several threads, they are ignored until the last one has left.
     """
@@ -146,7 +146,7 @@ def quiet(message: str = "", module: str = "") -> Iterator[None]:
         _silenced.append(_silenced[0] if _silenced else warnings.catch_warnings())
         if len(_silenced) == 1:
             _silenced[0].__enter__()
-        warnings.filterwarnings("ignore", message=message, module=module)
+        warnings.filterwarnings("ignore", message=message, category=category, module=module)
     try:
         yield
     finally:

@@ -11,7 +11,6 @@ guarantee is kept (`check`).
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -44,6 +43,7 @@ from dubito.scores.registry import check_registered
 from dubito.storage import SavedFolder, write_file
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
+from dubito.threads import quiet
 from dubito.types import Classifier, Images, Json, Probe
 from dubito.validate import check_model_first, check_number, check_rows, check_same_model, has_model_labels
 
@@ -432,8 +432,7 @@ def _has_labels(images: Images, model: Classifier) -> bool:
     if images.labels is None or (images.classes is not None and model.classes is None):
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OwnLabelsWarning)
+        with quiet(category=OwnLabelsWarning):
             return resolve_labels(images, model, None)[1] == "model"
     except ImagesError:
         return False
