@@ -220,7 +220,7 @@ def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError)
     except error:
         raise
     except _UNREADABLE as cause:
-        reason = f"no {cause}" if isinstance(cause, KeyError) else str(cause) or type(cause).__name__
+        reason = f"no {cause}" if type(cause) is KeyError else str(cause) or type(cause).__name__
         raise error(f"{what} cannot be read ({reason}). {repair}") from cause
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -137,12 +138,14 @@ def test_ctrl_c_is_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (answer.code, answer.err) == (130, "error: stopped.\n")
 
 
-def test_ctrl_c_during_extraction_says_what_is_safe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_extraction_says_what_is_safe(
+    run: Run, monkeypatch: pytest.MonkeyPatch, images: Path, tmp_path: Path
+) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dubito.cache.extract", stopped)
-    answer = run("extract", "timm:test_resnet", "images", "--to", "cache", "--weights", "none")
+    answer = run("extract", "timm:test_resnet", images, "--to", tmp_path / "cache", "--weights", "none")
     assert answer.code == 130
     assert answer.err == "error: stopped. Finished shards are safe: the same command continues from there.\n"
 

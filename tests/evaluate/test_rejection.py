@@ -347,7 +347,7 @@ def test_tables_that_cannot_be_studied(table, made, ensembles, text):
 def test_nan_of_members_names_its_column(table):
     corrupted = table.whole("tiles_2_logit").clone()
     corrupted[3, 1] = torch.nan
-    with pytest.raises(ValueRangeError, match="rejection_study: column 'members_logit' of set 0"):
+    with pytest.raises(ValueRangeError, match="rejection_study: column 'members_logit' must be finite; row 3 of set 0"):
         rejection_study(table.extended(members_logit=corrupted), ["members"])
 
 

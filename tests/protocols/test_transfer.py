@@ -82,7 +82,7 @@ def test_no_r_auroc_where_every_neighbour_is_right():
     result = transfer({"entropy": Entropy()}, {"far": far}, **QUICK)
     assert result.recall_at_1["far"].value == 1
     assert result["entropy"] == {}
-    assert result.lines()[1] == ["far", "4", "1.000 [1.000, 1.000]", "-"]
+    assert result.lines()[1] == ["far", "4", "1.000 [0.398, 1.000]", "-"]  # 0.025^(1/4) = 0.398
 
 
 def test_text_and_json(result):

@@ -140,7 +140,7 @@ def test_values_without_meaning(score, bad):
     for column in ("feature", "logit"):
         columns = {"feature": torch.ones(2, 2), "logit": torch.ones(2, 3)}
         columns[column][1, 0] = bad
-        with pytest.raises(ValueRangeError, match=rf"{score.name}\.score: column '{column}' of table in memory: 1 of"):
+        with pytest.raises(ValueRangeError, match=rf"{score.name}\.score: column '{column}' must be finite; row 1 "):
             score.score(Table(**columns))
 
 
