@@ -6,10 +6,10 @@ F_j is the share of reference images with a lower score, in between linear. Weig
 of wrong predictions on the ranks, kept at or above zero, so that u never falls while all scores rise.
 
 Noise must not choose: with a hundred images and a dozen scores, one always looks best. So the first score, which is
-max-probability by default, stays unless another has a lower AURC by more than `_SURE` standard errors of their
-difference, over resamples that both share; and a score joins only if the sum, on folds that its weights were not fitted
-on, is that much better than the scores before it. Whatever is chosen on the reference images, well or badly, the
-guarantee holds, because it is tested on other images; a bad choice costs coverage. The rule is ours.
+max-probability at the best temperature by default, stays unless another has a lower AURC by more than `_SURE` standard
+errors of their difference, over resamples that both share; and a score joins only if the sum, on folds that its weights
+were not fitted on, is that much better than the scores before it. Whatever is chosen on the reference images, well or
+badly, the guarantee holds, because it is tested on other images; a bad choice costs coverage. The rule is ours.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from dubito.errors import GuardError
 from dubito.metrics import aurc, paired_draws
 
 _FOLDS, _MOST = 5, 3
-_SURE = 1.645
-"""Standard errors: one-sided, 95 % of a normal distribution."""
+_SURE = 2.58
+"""Standard errors: one-sided, 99.5 % of a normal distribution, because ten scores or so compete."""
 _RESAMPLES, _FEWEST_ERRORS, _RIDGE = 200, 20, 1e-3
 _GRID = 513
 """Quantiles of a score that are kept, to rank others by."""
