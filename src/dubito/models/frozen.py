@@ -64,18 +64,24 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
                 )
 
 
-def signature(module: nn.Module) -> tuple[object, ...]:
+def signature(module: nn.Module, *, statistics: bool = True) -> tuple[object, ...]:
     """What differs once layers, parameters or buffers have been replaced or written into, but not by `frozen` passes.
 
     It is cheap: of their numbers it reads the last one of some tensors, because writing through `.data` shows nowhere
     else. Where it differs, `module_digests` says whether the module does.
+
+    Args:
+        module: The module.
+        statistics: Whether numbers that are written into buffers count, as by training with batch normalisation.
     """
     with one_at_a_time:
         state = _state_of(module, _parts(module))
         tensors = [slot.tensor for slot in state.slots if slot.tensor is not None and slot.kept is not None]
+        tensors = [one for one in tensors if statistics or isinstance(one, nn.Parameter)]
         numbers = [one for one in tensors if one.is_floating_point() and one.numel() and one.device.type != "meta"]
         sample = [*numbers[:: max(1, len(numbers) // _SAMPLED)], *numbers[-1:]]
-        return (state.revision, *(float(one.detach()[(-1,) * one.dim()]).hex() for one in sample))
+        revision = state.revision if statistics else state.revision_of_layers
+        return (revision, *(float(one.detach()[(-1,) * one.dim()]).hex() for one in sample))
 
 
 @dataclass(slots=True)
@@ -126,6 +132,13 @@ class _Slot(NamedTuple):
     tensor: Tensor | None
     kept: _Kept | None
 
+    def is_updated_buffer(self) -> bool:
+        """Of a slot that has changed: whether it holds the same buffer in the same memory, with other numbers."""
+        tensor, kept = self.tensor, self.kept
+        if tensor is None or kept is None or isinstance(tensor, nn.Parameter):
+            return False
+        return self.owner.get(self.name) is tensor and tensor.data_ptr() == kept.address
+
 
 def _changed(slots: list[_Slot]) -> list[_Slot]:
     """Those that hold another tensor, other memory or other numbers than they are known to; one quick loop."""
@@ -144,19 +157,23 @@ class _State:
 
     Attributes:
         revision: Another one whenever something has changed that no pass has done.
+        revision_of_layers: The same, but numbers that are written into buffers do not count.
     """
 
     def __init__(self) -> None:
         # A module must not be kept alive by what is known of it.
         self.parts: list[ReferenceType[nn.Module]] = []
         self.slots: list[_Slot] = []
-        self.revision = -1
+        self.revision = self.revision_of_layers = -1
 
     def refresh(self, parts: list[nn.Module]) -> None:
         """Take note of what has changed since the pass before."""
-        now = [ref(part) for part in parts]
-        if now != self.parts or len(self.slots) != _count(parts) or _changed(self.slots):
+        now, changed = [ref(part) for part in parts], _changed(self.slots)
+        rebuilt = now != self.parts or len(self.slots) != _count(parts)
+        if rebuilt or changed:
             self.parts, self.revision = now, next(_revisions)
+            if rebuilt or not all(slot.is_updated_buffer() for slot in changed):
+                self.revision_of_layers = self.revision
             self._keep(parts)
 
     def restore(self, slots: list[_Slot], parts: list[nn.Module]) -> list[Tensor]:
