@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from PIL import Image
 
 import dubito
 from dubito.cache.disk import forget_shards
-from dubito.data import Augment
+from dubito.data import Augment, decode
 from dubito.errors import CacheError, RepairedShardWarning, SkippedImagesWarning, StaleCacheError
 from dubito.storage import write_csv
 from tests.cache.conftest import contents, edit_manifest
@@ -54,8 +53,8 @@ def change(folder, number):
 @pytest.fixture
 def reads(monkeypatch):
     """How often each file is read."""
-    count, read_bytes = Counter(), Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: count.update([path.name]) or read_bytes(path))
+    count, read_regular = Counter(), decode.read_regular
+    monkeypatch.setattr(decode, "read_regular", lambda path: count.update([path.name]) or read_regular(path))
     return count
 
 

@@ -45,7 +45,8 @@ def test_both_probes_cost_one_pass_a_batch(model, network, folder, tmp_path):
     model.features(torch.zeros(2, 3, 16, 16))  # understood before, which takes passes of its own
     network.passes.clear()
     table = extract(model, folder, tmp_path / "cache", probes=[Tiles()], label_space="model", **SIZES)
-    assert network.passes == [1, 4, 4, 4, 4, 4, 3]  # one image to check the labels, then every batch once
+    # One image to check the labels, half a batch twice to see whether the model is random, then every batch once.
+    assert network.passes == [1, 2, 2, 4, 4, 4, 4, 4, 3]
     assert {"feature", "logit", "loss", "tiles_2", "tiles_7", "tiles_7_loss"} <= set(table.columns)
     assert table.shape("tiles_7") == (23, 9)
 
@@ -71,7 +72,7 @@ def test_what_is_lost_comes_back_the_same(model, network, folder, tmp_path, lost
     with pytest.warns(dubito.errors.RepairedShardWarning, match=name):
         extract(model, folder, tmp_path / "cache", **settings)
     assert contents(tmp_path / "cache") == before
-    assert sum(network.passes) == 8 + 1  # the block, and the image that the labels are checked with
+    assert sum(network.passes) == 8 + 1 + 2 * 2  # the block, an image to check the labels, half a batch twice
 
 
 def test_an_interrupted_extraction_goes_on_to_the_same_bytes(model, folder, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Calls that look alike are alike, swapped arguments are recognised, and hints are sensible."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def test_concat_and_ensemble_take_a_list(table):
 
 
 def test_swapped_arguments_in_python(table, model):
-    extract, fit = dubito.extract.__wrapped__, Guard.fit.__func__.__wrapped__  # past the type checks of the tests
+    extract, fit = inspect.unwrap(dubito.extract), inspect.unwrap(Guard.fit.__func__)  # past the tests' type checks
     with pytest.raises(ModelError, match=r"extract: model and images are swapped. Call extract\(model, images, ...\)"):
         extract("photos", model, "cache")
     with pytest.raises(ModelError, match=r"model and table are swapped. Call Guard.fit\(model, table, ...\)"):

@@ -337,10 +337,11 @@ def peak(count):
     folder = Path(sys.argv[1])
     columns = {"feature": torch.randn(512, 512), "loss": torch.rand(512)}
     first = write_shard(folder, "forward", 0, columns, {})
-    names = [first.name.replace("-00000-", f"-{count + index:05d}-") for index in range(count)]
-    for name in names:
-        os.link(first.path, folder / name)
-    shards = [(shard_at(folder / name), 512) for name in names]
+    paths = [folder / f"{count}-{index}" / first.name for index in range(count)]  # a shard must keep its name
+    for path in paths:
+        path.parent.mkdir()
+        os.link(first.path, path)
+    shards = [(shard_at(path), 512) for path in paths]
     table = Table(feature=sharded_column(shards, "feature", (512,)), loss=sharded_column(shards, "loss"))
     UncertaintyHead(width=16, recipe=Recipe(batch=256, rows=len(table))).train(table)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
