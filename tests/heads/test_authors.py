@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,10 +178,24 @@ def test_another_class_in_args_is_refused_by_name(tmp_path, other, name):
         import_authors_head(path)
 
 
-def test_the_one_class_is_allowed_here_only(whole):
+def test_the_one_class_is_allowed_here_only(whole, backbone):
     import_authors_head(whole)
-    with pytest.raises(CheckpointError, match="holds Python objects besides tensors"):
-        dubito.load(TINY, weights=whole)
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
+    with pytest.raises(pickle.UnpicklingError, match=r"GLOBAL argparse\.Namespace"):
+        torch.load(whole, weights_only=True)
+    module = dubito.load(TINY, weights=whole).module  # the Namespace is not made here, but replaced by a stand-in
+    assert all(torch.equal(value, backbone[key]) for key, value in module.state_dict().items())
+
+
+def test_a_bomb_that_the_importer_refuses_does_not_go_off_in_load_either(tmp_path, backbone):
+    marker = tmp_path / "ran"
+    bomb = Bomb(os.system, f"touch {marker}")
+    weights = {f"model.{key}": value for key, value in backbone.items()}
+    path = released(tmp_path / "a.pth.tar", weights, args=argparse.Namespace(lr=bomb))
+    assert torch.equal(dubito.load(TINY, weights=path).module.head.bias, backbone["head.bias"])
+    assert not marker.exists()
+    torch.load(path, weights_only=False)
+    assert marker.exists()  # it would have gone off
 
 
 def test_files_that_are_no_head(tmp_path):

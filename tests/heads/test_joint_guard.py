@@ -142,6 +142,23 @@ class Pair(Cnn):
         return super().forward(x), x
 
 
+class Twice(Cnn):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logit = super().forward(x)
+        return 2 * logit, logit
+
+
+class Inputs(Cnn):
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        super().forward(x)
+        return x, 0
+
+
+def test_the_logits_of_a_tuple_are_the_one_output_with_a_row_per_image():
+    module, x = Pair().eval(), batches(16)[0][0]
+    assert torch.equal(with_uncertainty(module).eval()(x).logit, module(x)[0])
+
+
 @pytest.mark.parametrize(
     ("module", "how", "text"),
     [
@@ -171,7 +188,12 @@ def test_what_creation_refuses(module, how, text):
         ),
         (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
         (Tokens(), {"layer": "fc"}, r"layer 'fc' must read one row of 8 features per image; got \(6, 49, 8\)"),
-        (Pair(), {}, r"^with_uncertainty: Pair must return one tensor \(or an output with .logits\); got tuple"),
+        (
+            Inputs(),
+            {},
+            r"^with_uncertainty: Inputs must return a tensor \(n, classes\), alone or .*; got tuple of 0, 1\.",
+        ),
+        (Twice(), {}, r"^with_uncertainty: Twice returns several tensors with a row per image: 0 \(n, 5\), 1 \(n, 5\)"),
     ],
 )
 def test_what_a_pass_refuses(module, how, text):

@@ -55,7 +55,9 @@ def test_what_ships_is_what_the_package_holds(monkeypatch):
             config = shelf.find_head(entry.path).config
             assert config.features == entry.features
             assert config.provenance is not None
-            assert all(config.provenance.model_parts.values())  # or its drift guard would be off in part
+            parts = config.provenance.model_parts
+            assert parts.pop("checkpoint") is None  # its backbone has published weights, not those of a local file
+            assert all(parts.values())  # or its drift guard would be off in part
             assert entry.size < 2_000_000
 
 

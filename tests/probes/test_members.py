@@ -3,6 +3,7 @@
 import weakref
 from dataclasses import dataclass, field, fields
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_settings_of_checkpoints_are_those_of_every_ensemble(models, files):
 
 
 def test_checkpoints_that_are_not_safe_or_do_not_fit(models, files, tmp_path):
-    torch.save({"state_dict": network(0).state_dict(), "args": np.random.default_rng(0)}, tmp_path / "objects.pt")
+    torch.save({**network(0).state_dict(), "args": np.random.default_rng(0)}, tmp_path / "objects.pt")
     with pytest.raises(CheckpointError, match="holds Python objects besides tensors"):
         Members.checkpoints(models[0], [files[0], tmp_path / "objects.pt"])
     save_file(network(0, classes=4).state_dict(), tmp_path / "wide.safetensors")
@@ -212,6 +213,24 @@ def test_checkpoints_that_are_not_safe_or_do_not_fit(models, files, tmp_path):
         Members.checkpoints(models[0], files[:1])
     with pytest.raises(ModelError, match=r"checkpoints: paths must be a list of files; got 'weights.pt'"):
         Members.checkpoints(models[0], "weights.pt")
+
+
+class Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def test_objects_beside_the_weights_of_a_member_are_never_executed(models, files, tmp_path):
+    marker, path = tmp_path / "ran", tmp_path / "objects.pt"
+    torch.save({"state_dict": network(0).state_dict(), "args": Bomb(marker)}, path)
+    members = Members.checkpoints(models[0], [files[1], path]).settings()["members"]
+    assert members[1] == models[0].fingerprint()["weights"]
+    assert not marker.exists()
+    torch.load(path, weights_only=False)
+    assert marker.exists()  # it would have gone off
 
 
 def test_identity_knows_every_weight(models, files):

@@ -90,7 +90,7 @@ def _read(path: str | Path) -> dict[str, Tensor]:
     """The tensors of the file without "module."; any Python object but the one Namespace is named and refused."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            weights = read_weights(path)
+            weights = read_weights(path, stand_ins=False)
     except CheckpointError as error:
         culprit = re.search(r"GLOBAL (\S+)", str(error.__cause__))
         if culprit is None:

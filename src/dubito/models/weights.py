@@ -53,17 +53,18 @@ _STORAGES = {
 _DEEPEST = 4
 
 
-def read_weights(path: str | Path) -> dict[str, Tensor]:
+def read_weights(path: str | Path, *, stand_ins: bool = True) -> dict[str, Tensor]:
     """The tensors of a safetensors or PyTorch file by name; no pickle is executed.
 
     The usual wrappings are opened: a checkpoint of Lightning or of a training program (`state_dict`, `model`, `ema`
-    ...), a whole module. Python objects beside the tensors are read as stand-ins, none of whose code runs.
+    ...), a whole module. Python objects beside the tensors are read as stand-ins, none of whose code runs; with
+    `stand_ins=False`, a file that holds any is refused.
     """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"weights: no file '{path}'. Pass the path of a .safetensors or PyTorch weights file.")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
+        content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path, stand_ins)
         weights = _named_tensors(content)
     except CheckpointError:
         raise
@@ -78,7 +79,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return weights
 
 
-def _read_torch(path: Path) -> Any:
+def _read_torch(path: Path, stand_ins: bool) -> Any:
     with path.open("rb") as file:
         if not file.read(2).startswith(_STARTS):
             raise CheckpointError(f"weights: '{path}' is no PyTorch file. Pass one of torch.save, or a .safetensors.")
@@ -86,7 +87,7 @@ def _read_torch(path: Path) -> Any:
         with quiet():  # torch warns about pickles; whether this one can be read is reported below
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        content = _read_stand_ins(path) if zipfile.is_zipfile(path) else None
+        content = _read_stand_ins(path) if stand_ins and zipfile.is_zipfile(path) else None
         if content is None or _named_tensors(content) is None:
             raise CheckpointError(
                 f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
