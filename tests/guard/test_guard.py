@@ -162,9 +162,9 @@ def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
 
 
 def test_without_a_density_a_guard_says_so() -> None:
-    subset = blobs(60)
+    subset = blobs(200)
     with pytest.warns(DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."):
-        guard = Guard.fit(None, subset.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
+        guard = Guard.fit(None, subset.extended(feature=torch.full((200, 6), torch.nan)), 0.4, scores=["entropy"])
     assert guard.selection.gate is None
     assert "novelty       not checked" in str(guard)
     off = Guard.fit(None, subset, 0.4, scores=["entropy"], novel=0.0)
