@@ -8,12 +8,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA
 
 from dubito import Entropy, Table
 from dubito.errors import MissingColumnError, MissingPackageError, TableError, ValueRangeError
 from dubito.report import Map
-from dubito.report.map import principal_components
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,25 +114,6 @@ def test_umap_repeats_itself_and_keeps_classes_together():
         [sys.executable, "-c", UMAP], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_principal_components_are_scikit_learns(offset):
-    feature = images(50).feature.double() + offset
-    result = principal_components(Table(feature=feature), 4)
-    theirs = PCA(4, svd_solver="full").fit_transform(feature.numpy())
-    np.testing.assert_allclose(abs(result), abs(theirs), atol=1e-6)
-
-
-def test_wide_features_have_the_same_components_without_their_covariance(monkeypatch):
-    table = images(50)
-    exact = principal_components(table, 3)
-    monkeypatch.setattr("dubito.report.map._WIDE", 4)
-    np.testing.assert_allclose(principal_components(table, 3), exact, atol=1e-6)
-    wide = Table(feature=torch.randn(7, 60_000, generator=torch.Generator().manual_seed(0)))
-    result = principal_components(wide, 6)  # 60,000 x 60,000 numbers would be 29 GB
-    apart = torch.cdist(wide.feature.double(), wide.feature.double()).numpy()
-    np.testing.assert_allclose(np.linalg.norm(result[:, None] - result[None], axis=-1), apart, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 20])

@@ -10,39 +10,32 @@ The ring is ours too: the most transparent circles would be those that are looke
 The first six colours are those of Okabe & Ito (2008); the others were chosen to stay apart from them, and from each
 other, for people with red, green or blue colour vision deficiency (Machado et al. 2009), on light and dark backgrounds.
 
-Principal components are laid out by t-SNE (van der Maaten & Hinton 2008), openTSNE's where that is installed and else
-scikit-learn's, or by UMAP (McInnes et al. 2018, 1802.03426), umap-learn's. One seed gives one map: both run in one
-thread, as several would sum in another order each time. Another machine or another release of these packages may still
-round differently and arrange the same neighbours in another way.
+Where images lie is computed in `layout`.
 """
 
 import math
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import import_module
 from typing import Any, ClassVar, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from torch import Tensor
+from jaxtyping import Bool, Float64, Int64
 
 from dubito.choices import Colouring, Layout
-from dubito.errors import MissingPackageError
 from dubito.evaluate.evaluate import uncertainty
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
+from dubito.report.layout import METHODS, lay_out, principal_components
 from dubito.result import Axes, Result, axes
 from dubito.table import Table
-from dubito.types import Images, Json, Score, finite
+from dubito.types import Images, Json, Score
 from dubito.validate import check_choice, check_number, check_rows
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb")
 OTHER = "#b9b6ae"
-METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
 _CERTAIN, _UNCERTAIN = "#23788f", "#d0591c"
 """The ends of the scale of uncertainty, as in page.css."""
 _QUANTILES = (0.02, 0.98)
@@ -50,17 +43,6 @@ _RINGED = 0.05
 _STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares that the key of sizes shows."""
 _LONG = 32
-_EXACT = 20_000
-"""Rows up to which neighbours are found exactly."""
-_FEWEST = 5
-"""Fewer rows are placed by their first two principal components."""
-_SPREAD = 1e-4
-"""Standard deviation of the coordinates that t-SNE starts from, as its authors advise."""
-_JITTER = 0.01
-"""Noise on the starting point, in standard deviations: equal rows, or rows on one line, could not part otherwise."""
-_WIDE = 2048
-"""Wider features have too large a covariance; a subspace is iterated instead."""
-_ROUNDS, _MORE = 6, 10
 _INLINE = 300
 """Thumbnails of a map inside a notebook, which stores them."""
 _FRAME = "width:100%;height:46rem;border:0"
@@ -147,7 +129,8 @@ class Map(Result):
         drawn = table.select(*(name for name in ("feature", "label", "logit", "id") if name in table))
         if len(rows) < len(table):
             drawn = drawn.rows(torch.from_numpy(rows))
-        points = _lay_out(drawn, method, perplexity=perplexity, neighbours=neighbours, components=components, seed=seed)
+        x = principal_components(drawn, components, seed=seed)
+        points = lay_out(x, method, perplexity=perplexity, neighbours=neighbours, seed=seed, name=table.name)
         labels = drawn.label.tolist() if "label" in drawn else None
         predicted = None
         if "logit" in drawn:
@@ -302,93 +285,6 @@ def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
         dots = [(panel.scatter([], [], s=size, color=shade, lw=0), text) for size, shade, text in entries]
         figure.legend(*zip(*dots, strict=True), title=title, loc=f"outside right {place}", **_KEY)
     return figure
-
-
-def _lay_out(
-    table: Table, method: str, *, perplexity: float, neighbours: int, components: int, seed: int
-) -> Float64[np.ndarray, "n 2"]:
-    """Two coordinates per row; a perplexity, or a number of neighbours, too large for the rows is reduced."""
-    check_number(perplexity, "[1, inf)", by="map", what="perplexity", hint="30 is usual.")
-    check_number(neighbours, "[2, inf)", by="map", what="neighbours", whole=True, hint="15 is usual.")
-    check_number(components, "[2, inf)", by="map", what="components", whole=True, hint="50 is usual.")
-    check_number(seed, "[0, inf)", by="map", what="seed", whole=True, hint="0 is usual.")
-    x = principal_components(table, components, seed=seed)
-    if len(x) < _FEWEST or not x.any():
-        return np.ascontiguousarray(x[:, :2])
-    x = x / x[:, 0].std()  # neither layout knows a scale, and their sums of squares could overflow
-    start = x[:, :2] + _JITTER * np.random.default_rng(seed).normal(size=(len(x), 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about threads and defaults of these packages
-        if method == "umap":
-            points = _umap(x, start, min(neighbours, len(x) - 1), seed)
-        else:
-            points = _tsne(x, start, min(perplexity, (len(x) - 1) / 3), seed)
-    return finite(torch.from_numpy(np.asarray(points, dtype=np.float64)), f"map: the layout of {table.name}").numpy()
-
-
-def principal_components(table: Table, components: int, *, seed: int = 0) -> Float64[np.ndarray, "n k"]:
-    """The first principal components of the features, at least two, in passes over blocks of rows.
-
-    Up to 2,048 features they come from the covariance, exactly; of wider ones from a seeded subspace iteration (Halko
-    et al. 2011, 0909.4061, Algorithm 4.4), whose memory grows with the width and not with its square.
-    """
-    n, d = table.shape("feature")
-    mean: Any = sum(finite(z, f"map: features of {table.name}").sum(0) for z in _blocks(table)) / n
-    k = min(components, d)
-    if d <= _WIDE:
-        # The covariance of centred rows: from squares less the squared mean, small variances would be lost.
-        covariance: Any = sum((z - mean).T @ (z - mean) for z in _blocks(table)) / n
-        values, vectors = torch.linalg.eigh(covariance)
-        basis, size = vectors.flip(1)[:, :k], values.flip(0)[:k].clamp(min=0).sqrt()
-    else:
-        basis, size = _subspace(table, mean, k, seed)
-    # An eigenvector has no sign of its own: its largest entry is made positive. Directions of no variance are dropped,
-    # as rows that are all alike differ from their mean by rounding.
-    basis = basis * basis.gather(0, basis.abs().argmax(0, keepdim=True)).sign()
-    basis = basis * (size > 1e-6 * size.max()) * bool(size.max() > 1e-12 * mean.abs().max())
-    x = torch.cat([(z - mean) @ basis for z in _blocks(table)])
-    return np.pad(x.numpy(), ((0, 0), (0, max(0, 2 - k))))
-
-
-def _subspace(
-    table: Table, mean: Float[Tensor, "d"], components: int, seed: int
-) -> tuple[Float[Tensor, "d k"], Float[Tensor, "k"]]:
-    """The leading directions of wide features and the standard deviations along them."""
-    draw = torch.Generator().manual_seed(seed)
-    q = torch.randn(len(mean), min(components + _MORE, len(mean)), dtype=torch.float64, generator=draw)
-    for _ in range(_ROUNDS):
-        turned: Any = sum((z - mean).T @ ((z - mean) @ q) for z in _blocks(table))
-        q = torch.linalg.qr(turned)[0]
-    along = [(z - mean) @ q for z in _blocks(table)]
-    inner: Any = sum(one.T @ one for one in along)
-    values, turn = torch.linalg.eigh(inner / len(table))
-    return (q @ turn).flip(1)[:, :components], values.flip(0)[:components].clamp(min=0).sqrt()
-
-
-def _blocks(table: Table) -> Iterator[Float[Tensor, "b d"]]:
-    return (batch.feature.double() for batch in table.batches("feature"))
-
-
-def _tsne(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], perplexity: float, seed: int) -> Any:
-    initial = start * _SPREAD
-    try:
-        fast = import_module("openTSNE")
-    except ModuleNotFoundError:
-        from sklearn import manifold  # noqa: PLC0415 (half a second to import)
-
-        slow = manifold.TSNE(perplexity=perplexity, init=initial.astype(np.float32), random_state=seed)
-        return slow.fit_transform(x)
-    near = "exact" if len(x) <= _EXACT else "auto"
-    return fast.TSNE(perplexity=perplexity, initialization=initial, random_state=seed, neighbors=near, n_jobs=1).fit(x)
-
-
-def _umap(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], neighbours: int, seed: int) -> Any:
-    try:
-        umap = import_module("umap")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("method='umap' requires umap-learn: pip install 'dubito[maps]'") from error
-    initial = (start / np.abs(start).max() * 10).astype(np.float32)
-    return umap.UMAP(n_neighbors=neighbours, init=initial, random_state=seed, n_jobs=1).fit_transform(x)
 
 
 def colour_by(drawn: Map, colour: Colouring | None) -> str:

@@ -21,6 +21,7 @@ from dubito.errors import ArtefactError, BrokenImageError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.report import map as maps
+from dubito.report.layout import METHODS
 from dubito.report.map import Map, format_u
 from dubito.report.page import fill, match_images, script_data
 from dubito.storage import export
@@ -116,7 +117,7 @@ def map_page(
     _check_thumbnails(thumbnails, side)
     first = maps.colour_by(drawn, colour)
     shown = {} if images is None else _thumbnails(drawn, open_images(images), thumbnails, side=side, seed=seed)
-    facts = [drawn.name.rstrip("/").rpartition("/")[2], maps.METHODS[drawn.method]]
+    facts = [drawn.name.rstrip("/").rpartition("/")[2], METHODS[drawn.method]]
     if drawn.score != "uncertainty":
         facts.append(f"uncertainty: {drawn.score.replace('_', ' ')}")
     if drawn.images > len(drawn):
