@@ -8,6 +8,17 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from .install import OPTIONS, find
 
+_CONTEXTS = """{
+  window.contexts = {};
+  const real = HTMLCanvasElement.prototype.getContext;
+  HTMLCanvasElement.prototype.getContext = function (kind, ...more) {
+    const context = kind === "webgl2" && MISSING ? null : real.call(this, kind, ...more);
+    if (context === null && !MISSING) throw new Error(`this browser has no ${kind}`);
+    window.contexts[kind] = context;
+    return context;
+  };
+}"""
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -39,3 +50,21 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     yield open_file
     context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="session")
+def with_webgl2() -> str:
+    """A script to run before a page's own: without WebGL2 the page fails."""
+    return _CONTEXTS.replace("MISSING", "false")
+
+
+@pytest.fixture(scope="session")
+def without_webgl2() -> str:
+    """A script to run before a page's own: there is no WebGL2."""
+    return _CONTEXTS.replace("MISSING", "true")
+
+
+@pytest.fixture(scope="module", params=["with_webgl2", "without_webgl2"])
+def renderer(request: pytest.FixtureRequest) -> str:
+    """One of these two scripts."""
+    return str(request.getfixturevalue(request.param))
