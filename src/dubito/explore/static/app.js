@@ -1,0 +1,295 @@
+/** Start of the explorer: asks the server what there is, creates the parts and connects them. */
+
+import { Address } from "./address.js";
+import { connection, getJson, ServerError } from "./api.js";
+import { coloursSuffice } from "./colours.js";
+import { Columns } from "./columns.js";
+import { Comparison } from "./compare.js";
+import { at, count, fillSelect, make, percent, plural } from "./dom.js";
+import { startExports } from "./exports.js";
+import { startFilters } from "./filters.js";
+import { Gallery } from "./gallery.js";
+import { startHistograms } from "./histograms.js";
+import { ImagePanel } from "./image.js";
+import { Key } from "./key.js";
+import { Layouts } from "./layouts.js";
+import { ImageMap } from "./map.js";
+import { Notes } from "./notes.js";
+import { Rows } from "./rows.js";
+import { Selection } from "./selection.js";
+import { Threshold } from "./threshold.js";
+import { startUpload } from "./upload.js";
+
+const RETRY = 3000;
+
+/** Show a sentence for a while, or until the returned function is called. */
+function report(text, { stay = false } = {}) {
+  const message = make("p", { textContent: text });
+  at("messages").append(message);
+  const close = () => message.remove();
+  if (!stay) setTimeout(close, 4000 + 60 * text.length);
+  return close;
+}
+
+class Explorer {
+  constructor(about) {
+    this.about = about;
+    this.report = report;
+    this.address = new Address();
+    this.columns = new Columns(about);
+    this.layouts = new Layouts(about, this.columns);
+    this.rows = new Rows();
+    this.open = (row) => this.address.set({ image: row, panel: "image" });
+    this.threshold = new Threshold(this);
+    this.notes = new Notes(this);
+    this.comparison = new Comparison(this);
+    this.map = new ImageMap(this);
+    this.selection = new Selection({ ...this, inside: (layout, polygon) => this.map.inside(layout, polygon) });
+    this.map.follow(this.selection);
+    this.key = new Key(this);
+  }
+
+  /** The map first; everything else while the browser draws it. */
+  async start() {
+    this.#showSubject();
+    this.#fillControls();
+    this.#watch();
+    this.#showPanel();
+    await Promise.all([this.#showLayout(), this.#showColours(), this.#showShares()]);
+    this.selection.update();
+    this.notes.load();
+    this.gallery = new Gallery(this);
+    this.panel = new ImagePanel(this);
+    startFilters(this);
+    startHistograms(this);
+    this.threshold.start();
+    this.comparison.start();
+    startUpload(this);
+    startExports(this);
+    this.#listenToKeys();
+    document.body.dataset.ready = "true";
+  }
+
+  #showSubject() {
+    const { name, model, notices, pictures } = this.about;
+    document.title = `${name} · dubito explorer`;
+    at("name").textContent = name;
+    at("model").textContent = model ?? "";
+    const sentences = [...notices, ...(pictures.there === 0 ? [pictures.words] : [])];
+    at("notices").hidden = sentences.length === 0;
+    at("notices-list").replaceChildren(...sentences.map((textContent) => make("li", { textContent })));
+    at("notices-title").textContent = sentences.length > 1 ? `${sentences[0]} (and ${sentences.length - 1} more)` : sentences[0] ?? "";
+    this.#showCount();
+  }
+
+  #fillControls() {
+    const option = ({ name, title, about }) => ({ value: name, text: title, title: about });
+    const { columns } = this;
+    const kinds = [["Classes", "category"], ["Decisions", "flag"], ["Scores", "score"]];
+    fillSelect(at("colour"), kinds.map(([title, kind]) => [title, columns.ofKind(kind).map(option)]), "");
+    fillSelect(at("score"), [["", columns.ofKind("score").filter(({ name }) => name !== "gap").map(option)]], this.score);
+    at("colour").addEventListener("change", () => this.address.set({ colour: at("colour").value }));
+    at("score").addEventListener("change", () => this.address.set({ score: at("score").value }));
+    for (const button of document.querySelectorAll("[data-tool]")) button.addEventListener("click", () => this.map.useTool(button.dataset.tool));
+    for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", () => this.map.zoom(Number(button.dataset.zoom)));
+    for (const button of document.querySelectorAll("[data-panel-of]")) button.addEventListener("click", () => this.address.set({ panel: button.dataset.panelOf }));
+    at("widen").addEventListener("click", () => this.address.set({ wide: this.address.get("wide") ? "" : "1" }));
+    at("help").addEventListener("click", () => at("help-text").showModal());
+    for (const dialog of document.querySelectorAll("dialog")) {
+      dialog.querySelector(".close").addEventListener("click", () => dialog.close());
+      dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    }
+  }
+
+  #watch() {
+    const { address, columns, layouts, selection } = this;
+    address.watch(["layout"], () => this.#showLayout());
+    address.watch(["colour", "score"], () => this.#showColours());
+    address.watch(["score"], () => this.#showShares());
+    address.watch(["panel", "wide"], () => this.#showPanel());
+    layouts.watch(() => this.#showLayout());
+    columns.watch((name) => name === this.colouring && this.#showColours());
+    selection.watch(() => this.#showCount());
+    connection.addEventListener("restored", () => this.#refresh());
+  }
+
+  // The map.
+
+  get score() {
+    const chosen = this.address.get("score", this.about.score);
+    return this.columns.metas.get(chosen)?.kind === "score" ? chosen : this.about.score;
+  }
+
+  async #showLayout() {
+    const choice = this.address.get("layout");
+    const drawn = this.layouts.drawn(choice);
+    this.#showLayoutButtons(choice, drawn);
+    this.comparison.showDrawn(drawn);
+    at("no-map").hidden = drawn !== null;
+    if (drawn === null) return;
+    try {
+      await this.map.showLayout(drawn);
+    } catch (error) {
+      this.report(error.message);
+    }
+  }
+
+  #showLayoutButtons(choice, drawn) {
+    const button = (text, pressed, onclick, title = "") =>
+      make("button", { type: "button", textContent: text, "aria-pressed": String(pressed), onclick, title });
+    const buttons = this.layouts.list.map(({ name, title, state, words }) => {
+      const element = button(title, name === drawn, () => this.#chooseLayout(name), words);
+      element.dataset.state = state;
+      return element;
+    });
+    if (this.comparison.possible) {
+      buttons.push(button("Compare", this.layouts.isRanks(drawn ?? ""), () => this.comparison.open(), "Two scores or two models side by side"));
+    }
+    const held = [...at("layouts").children].indexOf(document.activeElement);
+    at("layouts").replaceChildren(...buttons);
+    buttons[held]?.focus();
+    this.#showProgress(this.layouts.of(choice) ?? this.layouts.list.find(({ state }) => state === "running"));
+  }
+
+  #chooseLayout(name) {
+    this.address.set({ layout: name, view: "" });
+    if (["none", "failed"].includes(this.layouts.of(name).state)) this.layouts.start(name);
+  }
+
+  /** A bar while a layout is computed, and words if it failed. */
+  #showProgress(layout) {
+    const shown = layout !== undefined && layout.state !== "ready";
+    at("progress").hidden = !shown;
+    if (!shown) return;
+    const { name, title, state, progress, words } = layout;
+    const running = state === "running";
+    at("progress-bar").hidden = !running;
+    at("progress-bar").value = progress;
+    at("progress-words").textContent = running ? `${title}: ${percent(Math.round(100 * progress) / 100)}. ${words}` : words || `${title} has not been computed.`;
+    at("progress-start").hidden = running;
+    at("progress-start").textContent = state === "failed" ? "Try again" : "Compute it";
+    at("progress-start").onclick = () => this.layouts.start(name);
+  }
+
+  /** Classes or predictions where ten colours suffice for half of the images, else the score. */
+  async #defaultColour() {
+    for (const name of ["label", "predicted"]) {
+      if (!this.columns.has(name)) continue;
+      await this.columns.load(name);
+      if (coloursSuffice(this.columns, name)) return name;
+    }
+    return this.score;
+  }
+
+  async #showColours() {
+    try {
+      const chosen = this.address.get("colour");
+      const name = this.columns.has(chosen) ? chosen : await this.#defaultColour();
+      this.colouring = name;
+      at("colour").value = name;
+      const painted = await this.map.showColours(name);
+      if (painted !== null) this.key.showColours(name, painted);
+    } catch (error) {
+      this.report(error.message);
+    }
+  }
+
+  async #showShares() {
+    const { score } = this;
+    at("score").value = score;
+    try {
+      await this.map.showShares(score);
+      this.key.showSizes(score);
+    } catch (error) {
+      this.report(error.message);
+    }
+  }
+
+  // The frame around it.
+
+  #showCount() {
+    const { selection, about } = this;
+    const total = plural(about.rows, "image");
+    at("count").textContent = selection.count === about.rows ? total : `${count(selection.count)} of ${total}`;
+    at("clear").hidden = !selection.filtered;
+  }
+
+  #showPanel() {
+    document.body.dataset.panel = this.address.get("panel");
+    document.body.classList.toggle("wide", this.address.get("wide") !== "");
+    at("widen").setAttribute("aria-pressed", String(this.address.get("wide") !== ""));
+    for (const button of document.querySelectorAll("[data-panel-of]")) {
+      const chosen = button.dataset.panelOf === this.address.get("panel");
+      if (chosen) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+  }
+
+  #listenToKeys() {
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+      const typing = event.target.closest("input, textarea, select");
+      if (event.key === "Escape") this.#escape(typing);
+      else if (typing) return;
+      else if (event.key === "j" || (event.key === "ArrowRight" && this.panel.row >= 0)) this.panel.step(1);
+      else if (event.key === "k" || (event.key === "ArrowLeft" && this.panel.row >= 0)) this.panel.step(-1);
+      else if (event.key === "m") this.panel.mark();
+      else if (event.key === "/") at("find").focus();
+      else if (event.key === "?") at("help-text").showModal();
+      else return;
+      event.preventDefault();
+    });
+  }
+
+  #escape(typing) {
+    if (typing) typing.blur();
+    else if (this.map.tool !== "move") this.map.useTool("move");
+    else if (this.address.get("panel") === "image") this.panel.close();
+  }
+
+  /** After the server has come back: what failed meanwhile is asked for again. */
+  async #refresh() {
+    const about = await getJson("/api/about");
+    if (about.rows !== this.about.rows || about.name !== this.about.name) location.reload();
+    this.#showLayout();
+    this.#showColours();
+    this.#showShares();
+    this.selection.update();
+  }
+}
+
+/** Say that the server is gone or refuses, and ask again until it answers. */
+function watchConnection() {
+  let timer = 0;
+  const ask = () => getJson("/api/about").catch(() => {});
+  const show = (text) => {
+    at("banner").hidden = false;
+    at("banner-words").textContent = text;
+    clearInterval(timer);
+    timer = setInterval(ask, RETRY);
+  };
+  connection.addEventListener("lost", () =>
+    show("The server does not answer. Start it again with the same command; what you see stays, and marks and notes are kept here until then."),
+  );
+  connection.addEventListener("refused", ({ detail }) => show(detail));
+  connection.addEventListener("restored", () => {
+    at("banner").hidden = true;
+    clearInterval(timer);
+  });
+  at("retry").addEventListener("click", ask);
+}
+
+async function boot() {
+  watchConnection();
+  try {
+    const about = await getJson("/api/about");
+    document.body.classList.remove("starting");
+    await new Explorer(about).start();
+  } catch (error) {
+    at("starting").textContent = error.message;
+    connection.addEventListener("restored", () => location.reload(), { once: true });
+    if (!(error instanceof ServerError)) throw error;
+  }
+}
+
+boot();

@@ -1,0 +1,219 @@
+/** The threshold: coverage, selective risk and its bound under the slider, the risk-coverage curve, a risk target. */
+
+import { getJson, path } from "./api.js";
+import { lineChart } from "./charts.js";
+import { at, count, fillSelect, make, makeSvg, oncePerFrame, percent, plural } from "./dom.js";
+
+export class Threshold {
+  #data = null;
+  #turn = 0;
+
+  constructor({ about, address, columns }) {
+    Object.assign(this, { about, address, columns });
+    columns.define(
+      { name: "slider", title: "Accepted under the slider", kind: "flag", about: "Images whose score is at most the threshold of the slider." },
+      () => this.#accepted(),
+    );
+  }
+
+  get score() {
+    return this.address.get("by", this.about.guard?.score ?? this.address.get("score", this.about.score));
+  }
+
+  /** The threshold in the address, else the guard's, else one that accepts every image. */
+  get value() {
+    const text = this.address.get("threshold");
+    if (text !== "" && Number.isFinite(Number(text))) return Number(text);
+    return this.about.guard !== null && this.score === this.about.guard.score ? this.about.guard.threshold : Infinity;
+  }
+
+  start() {
+    const scores = this.columns.ofKind("score").filter(({ name }) => name !== "gap");
+    fillSelect(at("by"), [["", scores.map(({ name, title }) => ({ value: name, text: title }))]], this.score);
+    at("by").addEventListener("change", () => this.address.set({ by: at("by").value, threshold: "" }));
+    at("slider").addEventListener("input", () => this.#slide("draft"));
+    at("slider").addEventListener("change", () => this.#slide("push"));
+    at("risk-form").addEventListener("submit", (event) => this.#aim(event));
+    at("colour-acceptance").addEventListener("click", () => {
+      const on = this.address.get("colour") === "slider";
+      this.address.set({ colour: on ? "" : "slider" });
+    });
+    this.address.watch(["colour"], () => this.#showColouring());
+    this.address.watch(["threshold"], () => this.#follow());
+    this.address.watch(["by", "score", "panel"], () => this.#open());
+    this.#showGuard();
+    this.#showColouring();
+    this.#open();
+  }
+
+  /** Flags of acceptance under the slider; rows without a score are unknown. */
+  async #accepted() {
+    const values = await this.columns.load(this.score);
+    const most = Math.fround(this.value);
+    const flags = new Int32Array(values.length);
+    for (let i = 0; i < values.length; i += 1) flags[i] = values[i] <= most ? 1 : values[i] > most ? 0 : -1;
+    return flags;
+  }
+
+  /** The curve is fetched when the panel is first looked at. */
+  #open() {
+    at("by").value = this.score;
+    if (this.loaded !== undefined && this.loaded !== this.score) this.columns.renew("slider");
+    const visible = this.address.get("panel") === "threshold";
+    if (visible && this.loaded !== this.score) this.#load();
+  }
+
+  async #load() {
+    this.#turn += 1;
+    const turn = this.#turn;
+    this.loaded = this.score;
+    const exact = Number.isFinite(this.value) ? `?at=${encodeURIComponent(this.value)}` : "";
+    try {
+      const data = await getJson(path("threshold", this.score) + exact);
+      if (turn !== this.#turn) return;
+      this.#data = data;
+      this.#showCurve();
+    } catch (error) {
+      this.loaded = undefined;
+      at("threshold-words").textContent = error.message;
+    }
+  }
+
+  #follow() {
+    this.columns.renew("slider");
+    if (this.#data === null) return;
+    // A threshold between two steps is asked for, so that its numbers are exact.
+    if (Number.isFinite(this.value) && this.#data.thresholds[this.#step()] !== this.value && this.asked !== this.value) {
+      this.asked = this.value;
+      this.#load();
+    } else this.#show();
+  }
+
+  /** The laxest step that accepts nothing above the threshold. */
+  #step() {
+    const { thresholds } = this.#data;
+    let [low, high] = [0, thresholds.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (thresholds[middle] <= this.value) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+
+  #numbers(step) {
+    const { thresholds, accepted, errors, bound, rows } = this.#data;
+    const judged = (this.#data.judged ?? accepted)[step];
+    const kept = step < 0 ? 0 : accepted[step];
+    return {
+      threshold: thresholds[step],
+      accepted: kept,
+      coverage: kept / rows,
+      judged,
+      errors: errors?.[step],
+      risk: errors && judged > 0 ? errors[step] / judged : NaN,
+      bound: bound?.[step] ?? NaN,
+    };
+  }
+
+  #showCurve() {
+    const { thresholds, errors, words } = this.#data;
+    const steps = thresholds.map((_, step) => this.#numbers(step));
+    const risks = steps.map(({ risk }) => risk);
+    const top = Math.min(1, Math.max(0.02, 1.5 * Math.max(0, ...risks.filter(Number.isFinite).slice(Math.floor(risks.length / 20)))));
+    const coverage = steps.map((one) => one.coverage);
+    const below = (values) => values.map((value) => (value <= top ? value : NaN));
+    const lines = errors === null ? [] : [
+      { xs: coverage, ys: below(steps.map(({ bound }) => bound)), kind: "bound" },
+      { xs: coverage, ys: below(risks), kind: "risk" },
+    ];
+    this.chart = errors === null ? null : lineChart({
+      lines,
+      x: { title: "coverage →", low: 0, high: 1, format: percent },
+      y: { title: "↑ selective risk", low: 0, high: top, format: percent },
+      label: `Risk-coverage curve by ${this.columns.title(this.score)}: the selective risk is ${percent(risks.at(-1))} if every image is accepted.`,
+    });
+    at("curve").replaceChildren(...(this.chart ? [this.chart.svg] : []));
+    at("curve-key").hidden = this.chart === null;
+    at("slider").max = thresholds.length - 1;
+    at("slider").disabled = thresholds.length < 2;
+    at("threshold-words").textContent = words;
+    if (this.chart) this.#mark(steps);
+    this.#show();
+  }
+
+  /** The marker of the slider, which can be dragged, and the guard's threshold. */
+  #mark(steps) {
+    const { svg, inner } = this.chart;
+    this.marker = makeSvg("g", { class: "marker" }, makeSvg("path", { d: `M0 ${inner.top}V${inner.bottom}` }), makeSvg("circle", { r: 5 }));
+    svg.append(this.marker);
+    const drag = (event, how) => {
+      const wanted = this.chart.valueAt(event.clientX);
+      const nearest = steps.reduce((best, { coverage }, step) => (Math.abs(coverage - wanted) < Math.abs(steps[best].coverage - wanted) ? step : best), 0);
+      this.address.set({ threshold: this.#data.thresholds[nearest], by: this.address.get("by") }, how);
+    };
+    svg.addEventListener("pointerdown", (event) => {
+      svg.setPointerCapture(event.pointerId);
+      drag(event, "draft");
+    });
+    svg.addEventListener("pointermove", (event) => event.buttons > 0 && drag(event, "draft"));
+    svg.addEventListener("pointerup", (event) => drag(event, "push"));
+  }
+
+  #slide(how) {
+    this.address.set({ threshold: this.#data?.thresholds[Number(at("slider").value)] }, how);
+  }
+
+  #show = oncePerFrame(() => {
+    if (this.#data === null) return;
+    const step = this.#step();
+    const now = this.#numbers(step);
+    const { rows, errors, confidence } = this.#data;
+    const format = (value) => (this.columns.values(this.score) ? this.columns.format(this.score, value) : value.toPrecision(4));
+    at("slider").value = Math.max(0, step);
+    at("threshold-value").textContent = step < 0 ? "below every score" : format(now.threshold);
+    at("coverage").textContent = percent(now.coverage);
+    at("coverage-words").textContent = `${count(now.accepted)} of ${plural(rows, "image")} accepted`;
+    at("risk").textContent = percent(now.risk);
+    at("risk-words").textContent = errors === null ? "needs labels" : step < 0 ? "nothing is accepted" : `${count(now.errors)} of ${count(now.judged)} wrong`;
+    at("bound").textContent = Number.isFinite(now.bound) ? `≤ ${percent(now.bound)}` : "–";
+    at("bound-words").textContent = errors === null ? "needs labels" : `with ${percent(confidence)} confidence`;
+    const spoken = `${at("threshold-value").textContent}; coverage ${percent(now.coverage)}, selective risk ${percent(now.risk)}`;
+    at("slider").setAttribute("aria-valuetext", spoken);
+    if (!this.chart || !this.marker) return;
+    const [x, y] = this.chart.place(now.coverage, Number.isFinite(now.risk) ? now.risk : 0);
+    this.marker.setAttribute("transform", `translate(${x} 0)`);
+    this.marker.lastChild.setAttribute("cy", Math.max(this.chart.inner.top, y));
+  });
+
+  async #aim(event) {
+    event.preventDefault();
+    const [risk, confidence] = [Number(at("target").value) / 100, Number(at("confidence").value) / 100];
+    const words = at("target-words");
+    words.classList.remove("bad");
+    words.textContent = "Looking for the threshold…";
+    try {
+      const query = new URLSearchParams({ score: this.score, risk, confidence });
+      const answer = await getJson(`/api/risk?${query}`);
+      words.textContent = answer.words;
+      this.address.set({ by: this.score, threshold: answer.threshold });
+    } catch (error) {
+      words.classList.add("bad");
+      words.textContent = error.message;
+    }
+  }
+
+  #showGuard() {
+    const { guard } = this.about;
+    at("guard").hidden = guard === null;
+    at("no-guard").hidden = guard !== null;
+    if (guard === null) return;
+    at("guarantee").textContent = guard.guarantee;
+    at("findings").replaceChildren(...guard.findings.map((textContent) => make("li", { textContent })));
+    at("guard-threshold").addEventListener("click", () => this.address.set({ by: guard.score, threshold: guard.threshold }));
+  }
+
+  #showColouring() {
+    at("colour-acceptance").setAttribute("aria-pressed", String(this.address.get("colour") === "slider"));
+  }
+}
