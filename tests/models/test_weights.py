@@ -1,3 +1,4 @@
+import argparse
 import copy
 import hashlib
 import pickle
@@ -179,6 +180,37 @@ def test_a_file_without_named_tensors(tmp_path, content, what):
         f"weights: '{tmp_path / 'w.pth'}' must hold tensors by name; got {what}. "
         "Save model.state_dict() and pass that file."
     )
+
+
+def shared(bottom, levels=60, twice=lambda part: nn.Sequential(part, part)):
+    """Of two parts that are one, of two parts that are one ...: to follow them all would take 2^60 steps."""
+    for _ in range(levels):
+        bottom = twice(bottom)
+    return bottom
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        shared(nn.Identity()),
+        {"opt": argparse.Namespace(history=shared([1.0], twice=lambda part: [part, part]))},
+        shared({"epoch": 3}, 5, lambda part: {str(key): part for key in range(300)}),
+    ],
+    ids=["modules", "lists", "dicts"],
+)
+def test_what_a_file_shares_is_looked_at_once(tmp_path, beside):
+    torch.save({"best": WEIGHTS, "beside": beside}, tmp_path / "w.pth")
+    assert same(read_weights(tmp_path / "w.pth"))
+
+
+def test_layers_that_a_whole_module_shares_have_all_their_names(tmp_path):
+    layer = nn.Linear(3, 3)
+    module = nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))
+    torch.save(module, tmp_path / "w.pth")
+    assert list(read_weights(tmp_path / "w.pth")) == ["0.weight", "0.bias", "1.1.weight", "1.1.bias"]
+    torch.save(shared(layer), tmp_path / "w.pth")  # 2^61 names
+    with pytest.raises(CheckpointError, match=r"not a readable weights file \(a module of more than 100,000 tensors"):
+        read_weights(tmp_path / "w.pth")
 
 
 def test_put_weights_fills_the_module():

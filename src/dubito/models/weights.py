@@ -15,7 +15,7 @@ import pickle
 import re
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ _STORAGES = {
     "BoolStorage": torch.bool,
 }
 _DEEPEST = 4
+_MOST_NAMES = 100_000
+"""Of the tensors of one module that was saved whole: parts that it shares have a name in each place."""
 
 
 def read_weights(path: str | Path, *, stand_ins: bool = True) -> dict[str, Tensor]:
@@ -96,19 +98,31 @@ def _read_torch(path: Path, stand_ins: bool) -> Any:
         return content
 
 
-def _named_tensors(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
+def _named_tensors(content: Any) -> dict[str, Tensor] | None:
     """The tensors by name somewhere in what a file holds; None where they are not to be found, or not without doubt."""
-    if not isinstance(content, dict) or depth > _DEEPEST:
-        return None
-    if "_parameters" in content and "_modules" in content:
-        content = dict(_module_state(content))
-    if content and all(isinstance(value, Tensor) for value in content.values()):
-        return {str(key): value for key, value in content.items()}
-    for key in _WRAPPERS:
-        if (inner := _named_tensors(content.get(key), depth + 1)) is not None:
-            return inner
-    others = [inner for value in content.values() if (inner := _named_tensors(value, depth + 1)) is not None]
-    return others[0] if len(others) == 1 else None
+    known: dict[tuple[int, int], dict[str, Tensor] | None] = {}  # what a file shares is looked at once per depth
+    states: dict[int, dict[str, Any]] = {}
+
+    def look(content: Any, depth: int) -> dict[str, Tensor] | None:
+        if not isinstance(content, dict) or depth > _DEEPEST:
+            return None
+        key = id(content), depth
+        if key not in known:
+            known[key] = tensors_in(content, depth)
+        return known[key]
+
+    def tensors_in(content: dict[Any, Any], depth: int) -> dict[str, Tensor] | None:
+        if "_parameters" in content and "_modules" in content:
+            content = _module_state(content, states)
+        if content and all(isinstance(value, Tensor) for value in content.values()):
+            return {str(key): value for key, value in content.items()}
+        for key in _WRAPPERS:
+            if (inner := look(content.get(key), depth + 1)) is not None:
+                return inner
+        others = [inner for value in content.values() if (inner := look(value, depth + 1)) is not None]
+        return others[0] if len(others) == 1 else None
+
+    return look(content, 0)
 
 
 def _no_tensors(path: Path, content: Any) -> str:
@@ -128,6 +142,7 @@ class _StandIn(dict[Any, Any]):
         super().__init__()
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # it may be a key
+    __repr__ = object.__repr__  # what it holds may share parts so often that its text had no end
 
     def __call__(self, *_: Any, **__: Any) -> "_StandIn":
         return _StandIn()
@@ -206,16 +221,24 @@ def _read_stand_ins(path: Path) -> Any:
             return _TensorsOnly(file, path, archive, pickles[0].removesuffix("data.pkl")).load()
 
 
-def _module_state(module: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The state dict of a module that was saved whole, from its stand-in."""
+def _module_state(module: Mapping[str, Any], known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The state dict of a module that was saved whole, from its stand-in; those of its parts are kept in `known`."""
+    if id(module) in known:
+        return known[id(module)]
     hidden = module.get("_non_persistent_buffers_set") or ()
-    for kind in ("_parameters", "_buffers"):
-        for name, value in (module.get(kind) or {}).items():
-            if value is not None and (kind == "_parameters" or name not in hidden):
-                yield f"{prefix}{name}", value
+    state = {
+        str(name): value
+        for kind in ("_parameters", "_buffers")
+        for name, value in (module.get(kind) or {}).items()
+        if value is not None and (kind == "_parameters" or name not in hidden)
+    }
     for name, part in (module.get("_modules") or {}).items():
         if isinstance(part, dict):
-            yield from _module_state(part, f"{prefix}{name}.")
+            state |= {f"{name}.{key}": value for key, value in _module_state(part, known).items()}
+        if len(state) > _MOST_NAMES:
+            raise pickle.UnpicklingError(f"a module of more than {_MOST_NAMES:,} tensors, as by parts shared too often")
+    known[id(module)] = state
+    return state
 
 
 def under_own_names(weights: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
