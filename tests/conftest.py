@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from jaxtyping import config
 from matplotlib.figure import Figure
 
 
@@ -12,6 +13,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def unchecked():
+    """Without the type checks of the tests, which draw from Python's generator."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

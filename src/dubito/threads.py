@@ -8,12 +8,13 @@ scores need no lock. So answers do not depend on how many threads ask, and threa
 A child process starts with every lock released and nothing half done: a fork waits for whoever holds a lock.
 """
 
+import operator
 import os
 import random
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any, final
@@ -65,46 +66,66 @@ _silenced: "list[warnings.catch_warnings[None]]" = []
 """One entry per thread inside `quiet`; the first one restores the filters, when the last thread has left."""
 one_at_a_time = Lock()
 """Held during a pass through any module, and while the random state of the process is another."""
+GENERATORS = ("torch", "numpy", "python")
 
 
-@contextmanager
-def kept_random() -> Iterator[None]:
-    """Restore the random state of the CPU afterwards, in one thread at a time."""
-    with one_at_a_time:
-        state = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            # Not touched without need: threads that do not use this library may be drawing.
-            if not torch.equal(torch.get_rng_state(), state):
-                torch.set_rng_state(state)
+def _same_numpy(one: Any, other: Any) -> bool:
+    return one[0] == other[0] and one[2:] == other[2:] and bool((one[1] == other[1]).all())
+
+
+_ACCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any, Any], bool]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state, torch.equal),
+    "numpy": (np.random.get_state, np.random.set_state, _same_numpy),
+    "python": (random.getstate, random.setstate, operator.eq),
+}
+"""How the state of a generator is read and set, and when two are the same."""
+
+
+@final
+class RandomStates:
+    """The states of the random generators of the process, as they are now: "torch" (of the CPU), "numpy", "python".
+
+    To be made and restored under `one_at_a_time`: a pass of another thread may be seeded.
+    """
+
+    def __init__(self, of: Iterable[str] = GENERATORS) -> None:
+        self._before = {name: _ACCESS[name][0]() for name in of}
+
+    def restore(self) -> set[str]:
+        """Put back those that have changed, and no other, since threads may be drawing; returns which they are."""
+        changed = {name for name, before in self._before.items() if not _ACCESS[name][2](_ACCESS[name][0](), before)}
+        for name in changed:
+            _ACCESS[name][1](self._before[name])
+        return changed
 
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """Restore the random states of torch, numpy and Python afterwards: a user's data set or transform may draw.
+    """Restore the random states of torch, numpy and Python afterwards, where code of the user runs that may draw.
 
-    Other threads run meanwhile; states are read and restored between their passes, which may be seeded.
+    Other threads run meanwhile. A generator that nobody has drawn from is not touched; from any other, what other
+    threads have drawn in the meantime will be drawn again, because nobody can say which thread drew. So this stands
+    only around code that is not ours: our own draws from no global generator.
     """
     with one_at_a_time:
-        torch_state, states = torch.get_rng_state(), _numpy_and_python()
+        states = RandomStates()
     try:
         yield
     finally:
         with one_at_a_time:
-            torch.set_rng_state(torch_state)
-            _restore(*states)
+            states.restore()
 
 
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Inside, random numbers of the CPU, some devices, numpy and Python follow from a seed; all go on as before.
 
-    Not torch.manual_seed, which would reach every device of the machine.
+    Not torch.manual_seed, which would reach every device of the machine. A thread that does not use this library, and
+    draws meanwhile, takes numbers of the seed.
     """
     others = {device for device in devices if device.type not in ("cpu", "meta")}
-    with kept_random():
-        own = _numpy_and_python()
+    with one_at_a_time:
+        own = RandomStates()
         states = {device: _call("get_rng_state", device) for device in others}
         try:
             torch.default_generator.manual_seed(seed)
@@ -117,18 +138,9 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
                     kind.manual_seed(seed)
             yield
         finally:
-            _restore(*own)
+            own.restore()
             for device, state in states.items():
                 _call("set_rng_state", device, state)
-
-
-def _numpy_and_python() -> tuple[Any, Any]:
-    return np.random.get_state(), random.getstate()  # noqa: NPY002 (the state of the process)
-
-
-def _restore(numpy_state: Any, python_state: Any) -> None:
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    random.setstate(python_state)
 
 
 def _call(name: str, device: torch.device, *state: Any) -> Any:

@@ -51,6 +51,7 @@ def states():
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fails", [None, 4])
 def test_random_states_are_as_they_were(model, tmp_path, workers, fails):

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from dubito.data.arrays import position_ids
 from dubito.data.decode import decode, is_url, read_content, to_rgb
 from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
+from dubito.threads import kept_random_states
 
 _UNREADABLE = hash_bytes(b"unreadable")
 
@@ -44,6 +46,7 @@ class DatasetImages(ImageSet):
     def __init__(self, dataset: Any, *, ids: Sequence[str] | None = None, name: str | None = None) -> None:
         self.dataset, self.name = dataset, name or f"data set {type(dataset).__name__}"
         self._below, self._items, self._plain = _below_subsets(dataset)
+        self.draws = type(dataset) not in (list, tuple)
         self.ids = ids or _file_ids(self._below, self._items) or position_ids(len(dataset))
         check_unique(self.ids, self.name)
         names: Any = getattr(self._below, "classes", None)
@@ -60,7 +63,8 @@ class DatasetImages(ImageSet):
     def labels(self) -> Int[Tensor, "n"] | None:
         """One class index per image, or None."""
         if not self._labels_read:
-            labels, lost = self._read_labels()
+            with kept_random_states() if self.draws else nullcontext():
+                labels, lost = self._read_labels()
             check_labels(labels, len(self), self.classes, self.name)
             self.labels, self._lost = labels, lost
         return self._labels
@@ -81,7 +85,8 @@ class DatasetImages(ImageSet):
             inputs = self._below.tensors[0]
             return in_threads(lambda row: _hash(inputs[self._items[row]]), rows)
         # A hash from reading labels is used up: a later call hashes the item as it is by then.
-        return [self._hashes.pop(row, b"") or self.read_hashed(row)[1] for row in rows]
+        with kept_random_states() if self.draws else nullcontext():
+            return [self._hashes.pop(row, b"") or self.read_hashed(row)[1] for row in rows]
 
     def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
         """The item's image, or why it is broken, and its hash, from one reading of the item."""

@@ -35,6 +35,7 @@ class ImageSet(ABC):
         classes: The names of the classes, or None.
         ready: Images are inputs in memory: there is nothing to decode, so no worker processes are needed.
         hashed_reads: The digest is made of the hashes of `read_hashed`; False for views of a user's own `Images`.
+        draws: Reading runs code of the user, which may draw random numbers.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ImageSet(ABC):
     classes: Sequence[str] | None
     ready: bool = False
     hashed_reads: bool = True
+    draws: bool = False
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class View(ImageSet):
     def _look_at(self, images: Images) -> None:
         self.images = images
         self._below = images if isinstance(images, ImageSet) else _UserImages(images)
-        self.ready, self.hashed_reads = self._below.ready, self._below.hashed_reads
+        self.ready, self.hashed_reads, self.draws = self._below.ready, self._below.hashed_reads, self._below.draws
 
     def row_of(self, index: int) -> int:
         """The position in `images` of the image behind a row."""
@@ -134,7 +136,7 @@ class View(ImageSet):
 class _UserImages(ImageSet):
     """A user's own `Images`, whose parts have no hash: that of the whole and of the choice stands for it."""
 
-    hashed_reads = False
+    hashed_reads, draws = False, True
 
     def __init__(self, images: Images) -> None:
         self.images, self.name, self.ids = images, images.name, images.ids

@@ -1,6 +1,6 @@
 """A module during a pass: in eval mode, used by one thread, and afterwards as it was, also after an error.
 
-Modes and the random state come back, and so do parameters and buffers that a pass replaces or writes into:
+Modes and random states come back, and so do parameters and buffers that a pass replaces or writes into:
 
     replaced         by the object that was there
     other memory     (weight.data = ...) by the memory that was there
@@ -11,6 +11,10 @@ tensors always have one; of the large ones, those that the module writes into in
 tensor is compared with its copy. A large one that is written into for the first time later on cannot be restored: that
 raises ModelError. What is written through `.data` escapes version counters: it is restored where the first pass does
 it, too. Buffers that a pass adds, such as tables that are computed once, stay.
+
+Few modules draw random numbers in eval mode. One pass that leaves a random generator alone shows that a module does not
+use it: from then on, until the module is changed, its state is not restored any more, because who draws is another
+thread.
 """
 
 from collections.abc import Iterator
@@ -25,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dubito.errors import ModelError
-from dubito.threads import kept_random, one_at_a_time
+from dubito.threads import GENERATORS, RandomStates, one_at_a_time
 
 _SMALL, _SMALL_BUFFER = 2**16, 2**22
 """Numbers of a parameter and of a buffer that always have a copy: norms, biases, statistics, tables of positions."""
@@ -43,18 +47,21 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
         ModelError: A large parameter was written into that had never been before; see above.
     """
     failed = False
-    with kept_random(), torch.inference_mode(False), torch.no_grad():
+    with one_at_a_time, torch.inference_mode(False), torch.no_grad():
         parts = _parts(module)
         modes, state = [part.training for part in parts], _state_of(module, parts)
-        slots = state.slots
+        slots, draws, random = state.slots, state.draws, RandomStates(state.draws)
+        state.draws = set()  # a pass inside this one leaves it to this one to restore them
         try:
             _switch(parts, [False] * len(modes))
             yield module
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             failed = True
             raise
         finally:
             _switch(parts, modes)
+            drawn = random.restore()
+            state.draws |= draws if failed else drawn
             lost = state.restore(slots, parts)
             if lost and not failed:
                 raise ModelError(
@@ -158,6 +165,7 @@ class _State:
     Attributes:
         revision: Another one whenever something has changed that no pass has done.
         revision_of_layers: The same, but numbers that are written into buffers do not count.
+        draws: The random generators that a pass may draw from: all, until one has not.
     """
 
     def __init__(self) -> None:
@@ -165,6 +173,7 @@ class _State:
         self.parts: list[ReferenceType[nn.Module]] = []
         self.slots: list[_Slot] = []
         self.revision = self.revision_of_layers = -1
+        self.draws = set(GENERATORS)
 
     def refresh(self, parts: list[nn.Module]) -> None:
         """Take note of what has changed since the pass before."""
@@ -173,7 +182,7 @@ class _State:
         if rebuilt or changed:
             self.parts, self.revision = now, next(_revisions)
             if rebuilt or not all(slot.is_updated_buffer() for slot in changed):
-                self.revision_of_layers = self.revision
+                self.revision_of_layers, self.draws = self.revision, set(GENERATORS)
             self._keep(parts)
 
     def restore(self, slots: list[_Slot], parts: list[nn.Module]) -> list[Tensor]:

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from dubito.choices import nearest
 from dubito.errors import ModelError
+from dubito.models.frozen import frozen
 
 Output = Literal["logits", "probabilities", "log_probabilities", "features"]
 Role = Literal["linear", "conv", "pool", "token"]
@@ -427,7 +428,8 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
     if head not in parts:
         near = nearest(head, filter(None, parts), cutoff=0.3)
         raise ModelError(f"head: {type(module).__name__} has no layer '{head}'. Nearest: {', '.join(near)}.")
-    weight = getattr(parts[head], "weight", None)
+    with frozen(parts[head]):  # a parametrization may write where its weight is read
+        weight = getattr(parts[head], "weight", None)
     if not isinstance(weight, Tensor):
         raise ModelError(
             f"head: layer '{head}' has no weight ({type(parts[head]).__name__}). Name a linear layer or a convolution."

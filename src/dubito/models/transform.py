@@ -9,7 +9,7 @@ with. They run in worker processes and hand over uint8; scaling and normalisatio
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal, final
 
@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from dubito.errors import ModelError, ValueRangeError
+from dubito.threads import RandomStates, one_at_a_time
 from dubito.types import Json, Transform
 from dubito.validate import check_choice
 
@@ -46,6 +47,7 @@ class Preprocess:
         channels: The order that the model expects.
     """
 
+    draws = False
     size: tuple[int, int]
     resize: int | tuple[int, int] | None = None
     interpolation: str = "bicubic"
@@ -108,9 +110,15 @@ class Preprocess:
 @final
 @dataclass(frozen=True)
 class FunctionTransform:
-    """Any callable from a Pillow image to a float tensor: a torchvision Compose, a processor of transformers."""
+    """Any callable from a Pillow image to a float tensor: a torchvision Compose, a processor of transformers.
+
+    Attributes:
+        function: The callable.
+        draws: Whether it may draw random numbers, without using them: until `describe` has seen that it does not.
+    """
 
     function: Callable[[Image.Image], Tensor]
+    draws: bool = field(default=True, init=False, repr=False, compare=False)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """The callable on one image."""
@@ -130,9 +138,16 @@ class FunctionTransform:
         """A hash of what it does to a fixed image."""
         y, x = np.mgrid[0:301, 0:413]  # a fixed picture with all colours and fine texture, not square
         card = Image.fromarray(np.stack([x % 256, y % 256, (x * y) % 251], axis=-1).astype(np.uint8))
-        first = self.prepare(card.copy())
-        # Many times, because a random flip does nothing half of the time.
-        if not all(torch.equal(first, self.prepare(card.copy())) for _ in range(_REPEATS)):
+        with one_at_a_time:
+            random = RandomStates()
+            try:
+                first = self.prepare(card.copy())
+                # Many times, because a random flip does nothing half of the time.
+                same = all(torch.equal(first, self.prepare(card.copy())) for _ in range(_REPEATS))
+            finally:
+                drew = bool(random.restore())
+        vars(self).update(draws=drew)  # frozen
+        if not same:
             raise ModelError(
                 "transform gives two different tensors for one image, so nothing computed from it could be reproduced. "
                 "Leave random augmentation out of it."
@@ -145,6 +160,8 @@ class FunctionTransform:
 @dataclass(frozen=True)
 class NoTransform:
     """For models whose inputs come ready as tensors: an image file is refused, a tensor passes."""
+
+    draws = False
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Refuse: the model was wrapped without a transform."""

@@ -108,8 +108,7 @@ class WrappedClassifier:
         self.output_key = self._named_key = output_key
         self.checkpoint: Json | None = None
         if head is not None:
-            with frozen(eager(module)):  # a parametrization may write where its weight is read
-                named_weight(eager(module), head)
+            named_weight(eager(module), head)
         self.layer: nn.Linear | None = None
         self._plan: ForwardPlan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
