@@ -14,8 +14,8 @@ import dubito
 from dubito.audit.audit import draw_subset, take_sample
 from dubito.audit.duplicates import take_fingerprints
 from dubito.cache.disk import model_identity
-from dubito.cache.runner import ProbeRunner, in_batches, kept_memory, open_stream, predict_table
-from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError
+from dubito.cache.runner import in_batches, kept_memory, open_stream, predict_table
+from dubito.errors import BrokenImageError, SkippedImagesWarning
 from dubito.probes import Forward, PreActivation, Tiles
 
 pytestmark = [
@@ -143,22 +143,6 @@ def test_workers_give_the_same_table(exact, images):
 def test_features_of_a_shared_pass_are_those_of_a_pass_of_their_own(model, folder):
     shared = predict_table(model, dubito.open_images(folder), [Tiles([2])])
     assert torch.equal(shared.feature, predict_table(model, dubito.open_images(folder)).feature)
-
-
-def test_probes_must_not_write_the_same_column(exact, images):
-    class Copy:
-        name, price = "copy", "nothing"
-
-        def run(self, model, x, label):
-            return {"logit": torch.zeros(len(x))}
-
-        def settings(self):
-            return {}
-
-    with pytest.raises(TableError, match="probe copy writes column 'logit', which forward writes already"):
-        predict_table(exact, images, [Copy()])
-    with pytest.raises(TableError, match="probe copy writes column 'logit', which older writes already"):
-        ProbeRunner(exact, {"copy": Copy()}, {"logit": "older"}).run(torch.zeros(1, 3, 8, 8), ["a"])
 
 
 def test_a_stream_gives_every_group_once_and_sets_broken_images_apart(exact, images):

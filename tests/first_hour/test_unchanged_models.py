@@ -126,6 +126,8 @@ class Random(nn.Module):
             z = z * random.uniform(0.5, 1.5)  # noqa: S311
         if self.how == "rounding":
             z = z * (1 + 1e-6 * torch.rand(1))
+        if self.how == "slightly":
+            z = z * (1 + 0.03 * torch.rand(1))
         return self.fc(z)
 
 
@@ -142,6 +144,17 @@ def test_a_model_that_answers_at_random_is_refused(how, tmp_path):
     with pytest.raises(ModelError, match=refusal):
         dubito.extract(model, X, tmp_path / "cache", progress=False)
     assert states() == before
+
+
+def test_extract_and_the_audit_draw_one_line_between_rounding_and_random_answers(tmp_path):
+    refused = dubito.wrap(Random("slightly").eval(), name="mine")
+    with pytest.raises(ModelError, match=r"mine predicts something else in every pass: .* differ by 0\.\d%"):
+        dubito.extract(refused, X, tmp_path / "cache", progress=False)
+    [issue] = [one for one in dubito.audit(refused, X, progress=False).issues if one.check.startswith("predictions")]
+    assert issue.what.startswith("Even in eval mode, logits differ from pass to pass, by 0.")
+    assert 1e-3 < issue.evidence["change_between_passes"] < 1e-2
+    rounded = dubito.audit(dubito.wrap(Random("rounding").eval()), X, progress=False)
+    assert "predictions that change by themselves" not in {one.check for one in rounded.issues}
 
 
 def test_last_bits_are_a_warning(tmp_path):

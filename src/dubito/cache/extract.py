@@ -36,6 +36,7 @@ from dubito.cache.labels import (
     to_targets,
     warn_of_order,
 )
+from dubito.cache.probe_runner import Columns, ProbeRunner
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
@@ -210,7 +211,7 @@ class _Extraction:
             order = [group for of_block in groups.values() for group in of_block]
             recorded = self.manifest.probes.items()
             owners = {column: name for name, probe in recorded for column in probe.get("columns", ())}
-            probing = runner.ProbeRunner(self.model, self.probes, owners, steady=False)
+            probing = ProbeRunner(self.model, self.probes, owners, steady=False)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
             options["title"] = f"extract {self.images.name}"
             with runner.open_stream(self.images, self.model.transform, order, **options) as stream:
@@ -322,12 +323,12 @@ class _Extraction:
         return [[index for index in group if index not in skipped] for group in groups]
 
     def _extract_block(
-        self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: runner.ProbeRunner
+        self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: ProbeRunner
     ) -> None:
         """Run the missing probes over one block and write its missing shards, the rows first."""
         names = [kind for kind in kinds if kind != ROWS]
         recorded = None if ROWS in kinds else self._recorded(block)
-        parts: dict[str, list[runner.Columns]] = {name: [] for name in names}
+        parts: dict[str, list[Columns]] = {name: [] for name in names}
         rows = runner.Batch()
         for batch in stream:
             if recorded is not None:
@@ -371,7 +372,7 @@ class _Extraction:
         self._checked = True
 
     def _write_rows(self, block: int, rows: runner.Batch) -> None:
-        columns: runner.Columns = disk.pack_strings([self.images.ids[index] for index in rows.indices])
+        columns: Columns = disk.pack_strings([self.images.ids[index] for index in rows.indices])
         if self.labels is not None:
             columns["label"] = self.labels[rows.indices]
         if isinstance(self.images, Augmented):
@@ -382,7 +383,7 @@ class _Extraction:
         skipped = [[index, self.images.ids[index], why] for index, why in rows.broken]
         self._write(ROWS, block, columns, {"skipped": skipped})
 
-    def _write(self, kind: str, block: int, columns: runner.Columns, notes: Json) -> None:
+    def _write(self, kind: str, block: int, columns: Columns, notes: Json) -> None:
         self.shards[kind, block] = disk.write_shard(self.folder, kind, block, columns, notes)
         self.written.append(self.shards[kind, block])
 
