@@ -200,6 +200,7 @@ class Noisy(torch.utils.data.Dataset):
         return Image.fromarray(pixels).rotate(random.choice([0, 90])), int(torch.randint(3, ()))  # noqa: S311
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("run", ["predict_table", "audit"])
 def test_random_states_are_as_they_were(exact, run):
     def states():

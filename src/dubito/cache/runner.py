@@ -116,7 +116,8 @@ def open_stream(
     # First, so that the workers start with the usual limits of memory.
     stream = batches(images, transform, groups, workers, hashed=hashed)
     memory = kept_memory() if len(groups) > 1 else nullcontext()
-    with memory, bar(title, len(images), done=done, show=progress) as advance:
+    random = kept_random_states() if _may_draw(images, transform, workers) else nullcontext()
+    with random, memory, bar(title, len(images), done=done, show=progress) as advance:
 
         def advanced() -> Iterator[Batch]:
             for batch in stream:
@@ -126,6 +127,12 @@ def open_stream(
         counted = advanced()
         yield counted
         next(counted, None)  # a reader that takes exactly as many batches never counts the last one
+
+
+def _may_draw(images: Images, transform: Transform, workers: int) -> bool:
+    """Whether code of the user runs in this process that may draw random numbers; ours never does."""
+    reads = workers == 0 and (not isinstance(images, ImageSet) or images.draws)
+    return reads or bool(getattr(transform, "draws", True))
 
 
 def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:
@@ -225,7 +232,6 @@ class _Reader(Dataset[Any]):
             ) from error
 
 
-@kept_random_states()
 def predict_table(
     model: Classifier,
     images: Images,
