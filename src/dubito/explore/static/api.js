@@ -41,7 +41,7 @@ const asJson = (method, body) => ({
 });
 const asBytes = (body) => ({ method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
 
-export const path = (...parts) => `/api/${parts.map(encodeURIComponent).join("/")}`;
+export const path = (...parts) => `api/${parts.map(encodeURIComponent).join("/")}`;
 export const getJson = async (address) => (await request(address)).json();
 export const getBytes = async (address) => (await request(address)).arrayBuffer();
 export const postJson = async (address, body) => (await request(address, asJson("POST", body))).json();

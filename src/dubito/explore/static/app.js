@@ -75,7 +75,7 @@ class Explorer {
     document.title = `${name} · dubito explorer`;
     at("name").textContent = name;
     at("model").textContent = model ?? "";
-    const sentences = [...notices, ...(pictures.there === 0 ? [pictures.words] : [])];
+    const sentences = [...notices, ...(pictures.words ? [pictures.words] : [])];
     at("notices").hidden = sentences.length === 0;
     at("notices-list").replaceChildren(...sentences.map((textContent) => make("li", { textContent })));
     at("notices-title").textContent = sentences.length > 1 ? `${sentences[0]} (and ${sentences.length - 1} more)` : sentences[0] ?? "";
@@ -87,7 +87,7 @@ class Explorer {
     const { columns } = this;
     const kinds = [["Classes", "category"], ["Decisions", "flag"], ["Scores", "score"]];
     fillSelect(at("colour"), kinds.map(([title, kind]) => [title, columns.ofKind(kind).map(option)]), "");
-    fillSelect(at("score"), [["", columns.ofKind("score").filter(({ name }) => name !== "gap").map(option)]], this.score);
+    fillSelect(at("score"), [["", columns.scores.map(option)]], this.score ?? "");
     at("colour").addEventListener("change", () => this.address.set({ colour: at("colour").value }));
     at("score").addEventListener("change", () => this.address.set({ score: at("score").value }));
     for (const button of document.querySelectorAll("[data-tool]")) button.addEventListener("click", () => this.map.useTool(button.dataset.tool));
@@ -116,8 +116,7 @@ class Explorer {
   // The map.
 
   get score() {
-    const chosen = this.address.get("score", this.about.score);
-    return this.columns.metas.get(chosen)?.kind === "score" ? chosen : this.about.score;
+    return this.columns.chosenScore(this.address);
   }
 
   async #showLayout() {
@@ -148,7 +147,8 @@ class Explorer {
     const held = [...at("layouts").children].indexOf(document.activeElement);
     at("layouts").replaceChildren(...buttons);
     buttons[held]?.focus();
-    this.#showProgress(this.layouts.of(choice) ?? this.layouts.list.find(({ state }) => state === "running"));
+    const running = this.layouts.list.find(({ state }) => state === "running");
+    this.#showProgress(this.layouts.of(choice) ?? running ?? this.layouts.of(drawn));
   }
 
   #chooseLayout(name) {
@@ -156,29 +156,30 @@ class Explorer {
     if (["none", "failed"].includes(this.layouts.of(name).state)) this.layouts.start(name);
   }
 
-  /** A bar while a layout is computed, and words if it failed. */
+  /** A bar while a layout is computed, and words if it failed or shows less than all. */
   #showProgress(layout) {
-    const shown = layout !== undefined && layout.state !== "ready";
-    at("progress").hidden = !shown;
-    if (!shown) return;
+    const ready = this.layouts.isReady(layout);
+    at("progress").hidden = layout === undefined || (ready && !layout.words);
+    if (at("progress").hidden) return;
     const { name, title, state, progress, words } = layout;
     const running = state === "running";
     at("progress-bar").hidden = !running;
     at("progress-bar").value = progress;
-    at("progress-words").textContent = running ? `${title}: ${percent(Math.round(100 * progress) / 100)}. ${words}` : words || `${title} has not been computed.`;
-    at("progress-start").hidden = running;
+    const done = running ? `${title}: ${percent(Math.round(100 * progress) / 100)}. ` : "";
+    at("progress-words").textContent = done + (words || (running ? "" : `${title} has not been computed.`));
+    at("progress-start").hidden = running || ready;
     at("progress-start").textContent = state === "failed" ? "Try again" : "Compute it";
     at("progress-start").onclick = () => this.layouts.start(name);
   }
 
   /** Classes or predictions where ten colours suffice for half of the images, else the score. */
   async #defaultColour() {
-    for (const name of ["label", "predicted"]) {
-      if (!this.columns.has(name)) continue;
+    const classes = ["label", "predicted"].filter((name) => this.columns.has(name));
+    for (const name of classes) {
       await this.columns.load(name);
       if (coloursSuffice(this.columns, name)) return name;
     }
-    return this.score;
+    return this.score ?? classes[0] ?? "marked";
   }
 
   async #showColours() {
@@ -196,7 +197,9 @@ class Explorer {
 
   async #showShares() {
     const { score } = this;
-    at("score").value = score;
+    at("score").value = score ?? "";
+    document.body.classList.toggle("no-scores", score === null);
+    if (score === null) return;
     try {
       await this.map.showShares(score);
       this.key.showSizes(score);
@@ -249,7 +252,7 @@ class Explorer {
 
   /** After the server has come back: what failed meanwhile is asked for again. */
   async #refresh() {
-    const about = await getJson("/api/about");
+    const about = await getJson("api/about");
     if (about.rows !== this.about.rows || about.name !== this.about.name) location.reload();
     this.#showLayout();
     this.#showColours();
@@ -261,7 +264,7 @@ class Explorer {
 /** Say that the server is gone or refuses, and ask again until it answers. */
 function watchConnection() {
   let timer = 0;
-  const ask = () => getJson("/api/about").catch(() => {});
+  const ask = () => getJson("api/about").catch(() => {});
   const show = (text) => {
     at("banner").hidden = false;
     at("banner-words").textContent = text;
@@ -282,7 +285,7 @@ function watchConnection() {
 async function boot() {
   watchConnection();
   try {
-    const about = await getJson("/api/about");
+    const about = await getJson("api/about");
     document.body.classList.remove("starting");
     await new Explorer(about).start();
   } catch (error) {

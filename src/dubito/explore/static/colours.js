@@ -83,7 +83,7 @@ function paintFlag(columns, name, { shades }) {
 export function flagWords(name) {
   if (name.startsWith("correct")) return ["wrong", "correct"];
   if (name.startsWith("accepted") || name === "slider") return ["abstained", "accepted"];
-  if (name === "agree") return ["they disagree", "they agree"];
+  if (name === "agree") return ["disagree", "agree"];
   if (name === "marked") return ["not marked", "marked"];
   return ["no", "yes"];
 }

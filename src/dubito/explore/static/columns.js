@@ -24,6 +24,12 @@ export function argsort(values) {
   return order;
 }
 
+function countOf(values, holds) {
+  let count = 0;
+  for (let i = 0; i < values.length; i += 1) count += holds(values[i]) ? 1 : 0;
+  return count;
+}
+
 /** Whole numbers counted by value, -1 last, among the rows of a mask. */
 export function countBy(values, size, mask) {
   const counts = new Uint32Array(size + 1);
@@ -51,6 +57,17 @@ export class Columns {
   /** @param {"score"|"category"|"flag"} kind */
   ofKind(kind) {
     return [...this.metas.values()].filter((meta) => meta.kind === kind);
+  }
+
+  /** Scores of the server, without those that the page derives. */
+  get scores() {
+    return this.ofKind("score").filter(({ name }) => !this.#derived.has(name));
+  }
+
+  /** The score by which circles are sized and images ordered; null where the table has none. */
+  chosenScore(address) {
+    const chosen = address.get("score");
+    return this.metas.get(chosen)?.kind === "score" ? chosen : this.about.score;
   }
 
   title(name) {
@@ -125,13 +142,15 @@ export class Columns {
 
   /** Rows that have a value: the first ones of `order`. */
   known(name) {
-    return this.#once(name, "known", () => this.values(name).reduce((sum, value) => sum + (Number.isNaN(value) ? 0 : 1), 0));
+    return this.#once(name, "known", () => countOf(this.values(name), (value) => !Number.isNaN(value)));
   }
 
+  /** Among finite values; infinite ones were refused whatever the threshold. */
   quantile(name, share) {
-    const [values, order, known] = [this.values(name), this.order(name), this.known(name)];
-    if (known === 0) return NaN;
-    const place = share * (known - 1);
+    const finite = this.#once(name, "finite", () => countOf(this.values(name), Number.isFinite));
+    const [values, order] = [this.values(name), this.order(name)];
+    if (finite === 0) return 0;
+    const place = share * (finite - 1);
     const [low, high] = [values[order[Math.floor(place)]], values[order[Math.ceil(place)]]];
     return low + (high - low) * (place - Math.floor(place));
   }

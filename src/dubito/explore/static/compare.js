@@ -6,7 +6,7 @@ import { ranksLayout } from "./layouts.js";
 export class Comparison {
   constructor({ about, address, columns, layouts }) {
     Object.assign(this, { about, address, columns, layouts });
-    this.scores = columns.ofKind("score");
+    this.scores = columns.scores;
     if (!this.possible) return;
     columns.define(
       { name: "gap", title: "disagreement of two scores", kind: "score", about: "How far apart the ranks by the two compared scores are, 0 to 1." },
@@ -20,12 +20,13 @@ export class Comparison {
 
   /** The compared scores: those of the address, else the default score and that of another model, or another score. */
   get pair() {
-    const [kind, ...names] = this.address.get("layout", this.layouts.best() ?? "").split("!");
-    if (kind === "ranks" && names.length === 2 && names.every((name) => this.columns.has(name))) return names;
-    const first = this.scores.find(({ name }) => name === this.address.get("score", this.about.score)) ?? this.scores[0];
-    const rest = this.scores.filter(({ name }) => name !== first.name);
-    const other = rest.find(({ model }) => model !== first.model) ?? rest[0];
-    return [first.name, other.name];
+    const [kind, ...pair] = this.address.get("layout", this.layouts.best() ?? "").split("!");
+    if (kind === "ranks" && pair.length === 2 && pair.every((name) => this.columns.has(name))) return pair;
+    const names = this.scores.map(({ name }) => name);
+    const score = this.columns.chosenScore(this.address);
+    const first = names.includes(score) ? score : names[0];
+    const rest = names.filter((name) => name !== first);
+    return [first, rest.find((name) => name === `other:${first}`) ?? rest.find((name) => name.startsWith("other:")) ?? rest[0]];
   }
 
   start() {

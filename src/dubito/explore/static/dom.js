@@ -46,7 +46,8 @@ export function decimals(low, high) {
 }
 
 export function number(value, digits = 3) {
-  return Number.isFinite(value) ? minus((Number(value.toFixed(digits)) + 0).toString()) : "none";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "\u2212∞" : "none";
+  return minus((Number(value.toFixed(digits)) + 0).toString());
 }
 
 /** Run at most once a frame, with the last arguments. */

@@ -15,7 +15,7 @@ export function startExports({ selection, notes, report }) {
       menu.close();
       const { format } = button.dataset;
       try {
-        const answer = await postBytes(`/api/export?format=${format}`, pack(selection.shown));
+        const answer = await postBytes(`api/export?format=${format}`, pack(selection.shown));
         save(await answer.blob(), named(answer) ?? `${format}.csv`);
         report(`${plural(selection.count, "image")} exported.`);
       } catch (error) {

@@ -1,10 +1,12 @@
 /** The grid of the shown images: only what is in sight exists as elements, however many rows there are. */
 
 import { at, count, fillSelect, later, make, oncePerFrame } from "./dom.js";
+import { isWrong } from "./rows.js";
 
 /** Browsers do not lay out taller elements; beyond, the scroll bar is scaled. */
 const TALLEST = 10_000_000;
 const CAPTION = 22;
+const TABLE = "table";
 
 export class Gallery {
   #order = new Uint32Array(0);
@@ -34,9 +36,11 @@ export class Gallery {
     this.update();
   }
 
+  /** The score that orders the grid; null for the order of the table. */
   get score() {
     const chosen = this.address.get("order");
-    return this.columns.metas.get(chosen)?.kind === "score" ? chosen : this.address.get("score", this.about.score);
+    if (chosen === TABLE) return null;
+    return this.columns.metas.get(chosen)?.kind === "score" ? chosen : this.columns.chosenScore(this.address);
   }
 
   get size() {
@@ -50,29 +54,30 @@ export class Gallery {
     const { score, columns, selection } = this;
     this.#showOrder();
     try {
-      await columns.load(score);
+      if (score !== null) await columns.load(score);
     } catch (error) {
       this.report(error.message);
       return;
     }
     if (turn !== this.#turn) return;
-    const order = columns.order(score);
-    const known = columns.known(score);
-    const rising = this.address.get("rising") !== "";
+    const rising = score === null || this.address.get("rising") !== "";
+    const [order, known] = score === null ? [null, columns.rows] : [columns.order(score), columns.known(score)];
     const rows = new Uint32Array(selection.count);
     let filled = 0;
-    for (let place = 0; place < order.length; place += 1) {
-      const row = order[place >= known || rising ? place : known - 1 - place];
+    for (let k = 0; k < columns.rows; k += 1) {
+      const place = k >= known || rising ? k : known - 1 - k;
+      const row = order === null ? place : order[place];
       if (selection.shown[row]) rows[filled++] = row;
     }
     this.#order = rows;
     this.#active = Math.min(this.#active, Math.max(0, rows.length - 1));
     // Another selection or order begins at the top; a mark that takes one image away does not move the others.
     const shown = JSON.stringify([this.address.filters(), score, rising]);
-    if (shown !== this.#shown) this.scroller.scrollTop = 0;
+    const anew = this.#shown !== "" && shown !== this.#shown;
     this.#shown = shown;
     this.#refill();
-    this.#showOpen();
+    if (anew) this.scroller.scrollTop = this.#active = 0;
+    else this.#showOpen();
     for (const run of this.#watchers) run();
   }
 
@@ -95,9 +100,10 @@ export class Gallery {
   }
 
   #showOrder() {
-    const groups = [["", this.columns.ofKind("score").map(({ name, title }) => ({ value: name, text: title }))]];
-    fillSelect(at("order"), groups, this.score);
+    const scores = this.columns.ofKind("score").map(({ name, title }) => ({ value: name, text: title }));
+    fillSelect(at("order"), [["", [...scores, { value: TABLE, text: "order of the table" }]]], this.score ?? TABLE);
     const rising = this.address.get("rising") !== "";
+    at("direction").hidden = this.score === null;
     at("direction").textContent = rising ? "↑ lowest" : "↓ highest";
   }
 
@@ -157,7 +163,8 @@ export class Gallery {
     cell.dataset.row = row;
     cell.style.width = `${this.side}px`;
     cell.style.height = `${this.tall}px`;
-    cell.style.setProperty("--f", this.columns.shares(this.score)[row]);
+    const score = this.score ?? this.columns.chosenScore(this.address);
+    cell.style.setProperty("--f", this.columns.values(score) ? this.columns.shares(score)[row] : 0);
     cell.setAttribute("aria-selected", String(this.address.get("image") === String(row)));
     cell.setAttribute("aria-label", `Image ${count(place + 1)}`);
     const entry = this.rows.known(row);
@@ -175,15 +182,20 @@ export class Gallery {
 
   #fill(cell, entry) {
     const note = this.notes.of(entry.row);
-    const wrong = entry.label_name && entry.predicted_name && entry.label !== entry.predicted;
+    const wrong = isWrong(this.columns, entry);
     const name = entry.predicted_name ?? entry.label_name ?? entry.id;
     const picture = entry.picture
-      ? make("img", { src: `/api/thumbnail/${entry.row}`, alt: "", decoding: "async", draggable: false, onerror: () => picture.replaceWith(missing(entry)) })
+      ? make("img", { src: `api/thumbnail/${entry.row}`, alt: "", decoding: "async", draggable: false, onerror: () => picture.replaceWith(missing(entry)) })
       : missing(entry);
     const caption = make("span", { className: wrong ? "name wrong" : "name", textContent: name });
-    const words = [entry.id, entry.predicted_name && `predicted ${entry.predicted_name}`, entry.label_name && `class ${entry.label_name}`, note?.marked && "marked"];
-    cell.setAttribute("aria-label", words.filter(Boolean).join(", "));
-    cell.title = words.filter(Boolean).join("\n");
+    const words = [
+      entry.id,
+      ...(entry.predicted_name === null ? [] : [`prediction: ${entry.predicted_name}${wrong ? " (wrong)" : ""}`]),
+      ...(entry.label_name === null ? [] : [`class: ${entry.label_name}`]),
+      ...(note?.marked ? ["marked"] : []),
+    ];
+    cell.setAttribute("aria-label", words.join(", "));
+    cell.title = words.join("\n");
     cell.replaceChildren(picture, caption);
     if (note?.marked) cell.append(make("span", { className: "star", textContent: "★" }));
   }

@@ -11,9 +11,9 @@ const join = (names) => names.map(encodeURIComponent).join(",");
 const split = (text) => text.split(",").filter((one) => one !== "").map(decodeURIComponent);
 
 export function startHistograms(app) {
-  const { address, columns, about } = app;
+  const { address, columns } = app;
   const open = new Map();
-  const names = () => (address.get("histograms") === "" ? [address.get("score", about.score)] : split(address.get("histograms")));
+  const names = () => (address.get("histograms") === "" ? [columns.chosenScore(address)] : split(address.get("histograms")));
   const ranged = () => address.filters().filter(([key]) => key.startsWith("range.")).map(([key]) => key.slice(6));
   const show = () => {
     const wanted = [...new Set([...names(), ...ranged()])].filter((name) => columns.metas.get(name)?.kind === "score");
@@ -90,7 +90,7 @@ class Histogram {
     Object.assign(this, { low, step: (high - low) / BINS, bins: new Uint8Array(values.length) });
     for (let i = 0; i < values.length; i += 1) {
       const bin = Math.floor((values[i] - low) / this.step);
-      this.bins[i] = Number.isNaN(bin) ? NONE : Math.max(0, Math.min(BINS - 1, bin));
+      this.bins[i] = Number.isNaN(values[i]) ? NONE : Math.max(0, Math.min(BINS - 1, bin));
     }
     this.counts = this.#count(null);
     this.all.setAttribute("d", outline(this.counts));
@@ -126,7 +126,8 @@ class Histogram {
     });
     this.veil.setAttribute("d", `M0 0H${places[0]}V${TALL}H0ZM${places[1]} 0H${BINS}V${TALL}H${places[1]}Z`);
     const none = this.counts[NONE] > 0 ? ` · ${this.counts[NONE].toLocaleString("en")} without a value` : "";
-    const ends = [this.columns.quantile(this.name, 0), this.columns.quantile(this.name, 1)].map(format);
+    const infinite = this.columns.values(this.name).includes(Infinity);
+    const ends = [this.columns.quantile(this.name, 0), infinite ? Infinity : this.columns.quantile(this.name, 1)].map(format);
     const open = !Number.isFinite(low) && !Number.isFinite(high);
     const range = `${Number.isFinite(low) ? format(low) : ends[0]} to ${Number.isFinite(high) ? format(high) : ends[1]}`;
     this.words.textContent = range + none;

@@ -4,6 +4,7 @@ import { getJson, path } from "./api.js";
 import { lineChart } from "./charts.js";
 import { COLOURS } from "./colours.js";
 import { at, bar, count, decimals, later, make, number, percent } from "./dom.js";
+import { isWrong } from "./rows.js";
 
 const title = (text) => make("h3", { textContent: text });
 const line = (text, className = "") => make("p", { textContent: text, className });
@@ -161,20 +162,15 @@ export class ImagePanel {
 
   // Words about the image.
 
-  #classes({ label_name: label, predicted_name: predicted, set }) {
-    const set_ = this.about.sets.length > 1 ? this.about.sets[set] : undefined;
+  #classes({ label_name: label, set }) {
+    const from = this.about.sets.length > 1 ? this.about.sets.find(({ name }) => name === set) : undefined;
+    const chip = (what, text) => make("span", { className: "chip" }, make("small", { textContent: what }), String(text));
     const chips = [
-      ...(label ? [make("span", { className: "chip" }, make("small", { textContent: "class" }), label)] : []),
-      ...(label && predicted && this.#isWrong() ? [make("span", { className: "chip bad", textContent: "wrong prediction" })] : []),
-      ...(set_ ? [make("span", { className: "chip" }, make("small", { textContent: "set" }), set_.name + (set_.ood ? " (ood)" : ""))] : []),
+      ...(label === null ? [] : [chip("class", label)]),
+      ...(isWrong(this.columns, this.#image) ? [make("span", { className: "chip bad", textContent: "wrong prediction" })] : []),
+      ...(from ? [chip("set", from.name + (from.ood ? " (out-of-distribution)" : ""))] : []),
     ];
     return chips.length > 0 ? make("p", { className: "chips" }, ...chips) : null;
-  }
-
-  #isWrong() {
-    const { label, predicted, row, label_name: name, predicted_name: other } = this.#image;
-    const correct = row === null ? undefined : this.columns.values("correct")?.[row];
-    return correct === undefined ? label !== predicted && name !== other : correct === 0;
   }
 
   #verdict({ verdict }) {
@@ -202,15 +198,16 @@ export class ImagePanel {
 
   #scores({ scores }) {
     if (!scores || scores.length === 0) return null;
-    const entry = ({ name, title: text, value, rank }) => {
+    const entry = ({ name, title: heading, value, rank }) => {
       const digits = this.columns.values(name) ? decimals(...this.columns.ends(name)) : decimals(0, Math.abs(value) || 1);
-      const known = value !== null && rank !== null;
+      // An infinite score arrives as null: refused whatever the threshold.
+      const text = value === null ? "∞" : number(value, digits);
       return make(
         "li", { title: this.columns.metas.get(name)?.about ?? "" },
-        make("span", { className: "name", textContent: text }),
-        known ? bar(rank) : make("i", { className: "bar none" }),
-        make("span", { className: "value", textContent: known ? number(value, digits) : "none" }),
-        make("span", { className: "rank", textContent: known ? percent(rank) : "" }),
+        make("span", { className: "name", textContent: heading }),
+        rank === null ? make("i", { className: "bar none" }) : bar(rank),
+        make("span", { className: "value", textContent: text }),
+        make("span", { className: "rank", textContent: rank === null ? "" : percent(rank) }),
       );
     };
     return section("Scores", line("Bar: share of the images that are more certain.", "fine"), make("ul", { className: "bars ranked" }, ...scores.map(entry)));
@@ -222,15 +219,18 @@ export class ImagePanel {
     return section("Nearest neighbours", make("ul", { className: "neighbours" }, ...neighbours.map((one) => make("li", {}, this.#neighbour(one)))));
   }
 
-  #neighbour({ row, id, label_name: label, predicted_name: predicted, correct, similarity, rank }) {
-    const words = [id, label && `class ${label}`, predicted && `predicted ${predicted}`, `similarity ${number(similarity, 2)}`, rank !== null && `more uncertain than ${percent(rank)}`];
-    const text = words.filter(Boolean);
+  #neighbour({ row, id, label_name: label, predicted_name: predicted, correct, similarity, rank, picture }) {
+    const text = [
+      id,
+      ...(label === null ? [] : [`class: ${label}`]),
+      ...(predicted === null ? [] : [`prediction: ${predicted}`]),
+      `similarity ${number(similarity, 2)}`,
+      ...(rank === null ? [] : [`more uncertain than ${percent(rank)}`]),
+    ];
     const button = make("button", { type: "button", title: text.join("\n"), "aria-label": text.join(", "), onclick: () => this.open(row) });
     const name = make("span", { className: correct === false ? "name wrong" : "name", textContent: label ?? predicted ?? id });
-    button.append(make("span", { className: "missing" }), name, ...(rank === null ? [] : [bar(rank)]));
-    this.rows.one(row).then(({ picture }) => {
-      if (picture) button.firstChild.replaceWith(make("img", { src: path("thumbnail", row), alt: "", loading: "lazy" }));
-    }, () => {});
+    const shown = picture ? make("img", { src: path("thumbnail", row), alt: "", loading: "lazy" }) : make("span", { className: "missing" });
+    button.append(shown, name, ...(rank === null ? [] : [bar(rank)]));
     return button;
   }
 

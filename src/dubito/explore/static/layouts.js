@@ -31,18 +31,23 @@ export class Layouts {
     return id.startsWith("ranks!");
   }
 
+  /** PCA is computed when it is first asked for. */
+  isReady(layout) {
+    return layout?.state === "ready" || (layout?.name === "pca" && layout.state === "none");
+  }
+
   /** The best layout that is ready, or ranks where the table has no features; null without two scores. */
   best() {
-    const ready = this.list.filter(({ state }) => state === "ready");
+    const ready = this.list.filter((layout) => this.isReady(layout));
     const place = ({ name }) => (PREFERRED.includes(name) ? PREFERRED.indexOf(name) : PREFERRED.length);
     if (ready.length > 0) return ready.sort((a, b) => place(a) - place(b))[0].name;
-    const scores = this.columns.ofKind("score").filter(({ name }) => name !== "gap");
-    return this.list.length === 0 && scores.length > 1 ? ranksLayout(scores[0].name, scores[1].name) : null;
+    const { scores } = this.columns;
+    return this.list.every(({ state }) => state !== "running") && scores.length > 1 ? ranksLayout(scores[0].name, scores[1].name) : null;
   }
 
   /** The layout to draw for a choice of the user: the best one until it is ready. */
   drawn(choice) {
-    if (choice !== "" && (this.isRanks(choice) || this.of(choice)?.state === "ready")) return choice;
+    if (choice !== "" && (this.isRanks(choice) || this.isReady(this.of(choice)))) return choice;
     return this.best();
   }
 
@@ -88,7 +93,7 @@ export class Layouts {
     this.#poll();
   }
 
-  #note(name, { state, progress = 0, words = "" }) {
+  #note(name, { state = "running", progress = 0, words = "" }) {
     Object.assign(this.of(name), { state, progress, words });
     this.#report();
   }

@@ -339,15 +339,15 @@ export class ImageMap {
   }
 
   #tipLines(entry) {
-    const score = this.address.get("score", this.about.score);
+    const score = this.columns.chosenScore(this.address);
     const values = this.columns.values(score);
-    const picture = entry.picture ? [make("img", { src: `/api/thumbnail/${entry.row}`, alt: "", onload: () => this.#placeTip() })] : [];
+    const picture = entry.picture ? [make("img", { src: `api/thumbnail/${entry.row}`, alt: "", onload: () => this.#placeTip() })] : [];
     const line = (text) => make("span", { textContent: text });
     return [
       ...picture,
       make("b", { textContent: entry.id }),
-      ...(entry.label_name ? [line(`Class: ${entry.label_name}`)] : []),
-      ...(entry.predicted_name ? [line(`Prediction: ${entry.predicted_name}`)] : []),
+      ...(entry.label_name !== null ? [line(`Class: ${entry.label_name}`)] : []),
+      ...(entry.predicted_name !== null ? [line(`Prediction: ${entry.predicted_name}`)] : []),
       ...(values ? [line(`${this.columns.title(score)}: ${this.columns.format(score, values[entry.row])}`)] : []),
     ];
   }

@@ -9,7 +9,7 @@ export class Notes {
 
   constructor({ columns, report }) {
     Object.assign(this, { columns, report });
-    columns.define({ name: "marked", title: "Marked", kind: "flag", about: "Images that you marked." }, () => this.#flags());
+    columns.define({ name: "marked", title: "marked", kind: "flag", about: "Images that you marked." }, () => this.#flags());
     connection.addEventListener("restored", () => this.load());
   }
 
@@ -25,7 +25,7 @@ export class Notes {
   /** What another tab wrote is taken over; what is not saved yet is sent again. */
   async load() {
     try {
-      const { notes } = await getJson("/api/notes");
+      const { notes } = await getJson("api/notes");
       this.#notes = new Map(Object.entries(notes).map(([row, note]) => [Number(row), note]));
       for (const [row, change] of this.#unsaved) {
         this.#notes.set(row, { ...this.#notes.get(row), ...change });
@@ -59,7 +59,7 @@ export class Notes {
 
   /** Mark or unmark every image of a mask. */
   async saveMask(mask, marked) {
-    await postJson("/api/notes", { mask: toBase64(pack(mask)), marked });
+    await postJson("api/notes", { mask: toBase64(pack(mask)), marked });
     await this.load();
   }
 

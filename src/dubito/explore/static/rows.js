@@ -5,6 +5,9 @@ import { postJson } from "./api.js";
 const BATCH = 500;
 const KEPT = 20_000;
 
+/** Whether a prediction is wrong, where labels are the model's classes. */
+export const isWrong = (columns, { label, predicted }) => columns.has("correct") && (label ?? -1) >= 0 && label !== predicted;
+
 export class Rows {
   #entries = new Map();
   #waiting = new Map();
@@ -33,7 +36,7 @@ export class Rows {
     for (let start = 0; start < rows.length; start += BATCH) {
       const batch = rows.slice(start, start + BATCH);
       try {
-        for (const entry of await postJson("/api/rows", { rows: batch })) this.#keep(entry);
+        for (const entry of await postJson("api/rows", { rows: batch })) this.#keep(entry);
         for (const row of batch) waiting.get(row).resolve(this.#entries.get(row));
       } catch (error) {
         for (const row of batch) waiting.get(row).reject(error);

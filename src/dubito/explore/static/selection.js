@@ -81,7 +81,7 @@ export class Selection {
     const cut = key.indexOf(".");
     const [kind, name] = cut < 0 ? [key, ""] : [key.slice(0, cut), key.slice(cut + 1)];
     if (kind === "find") {
-      return { value, mask: unpack(new Uint8Array(await getBytes(`/api/find?text=${encodeURIComponent(value)}`)), this.columns.rows) };
+      return { value, mask: unpack(new Uint8Array(await getBytes(`api/find?text=${encodeURIComponent(value)}`)), this.columns.rows) };
     }
     if (kind === "lasso") {
       const { layout, polygon } = readLasso(value);

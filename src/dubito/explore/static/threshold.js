@@ -11,13 +11,13 @@ export class Threshold {
   constructor({ about, address, columns }) {
     Object.assign(this, { about, address, columns });
     columns.define(
-      { name: "slider", title: "Accepted under the slider", kind: "flag", about: "Images whose score is at most the threshold of the slider." },
+      { name: "slider", title: "accepted under the slider", kind: "flag", about: "Images whose score is at most the threshold of the slider." },
       () => this.#accepted(),
     );
   }
 
   get score() {
-    return this.address.get("by", this.about.guard?.score ?? this.address.get("score", this.about.score));
+    return this.address.get("by", this.about.guard?.score ?? this.columns.chosenScore(this.address));
   }
 
   /** The threshold in the address, else the guard's, else one that accepts every image. */
@@ -28,7 +28,8 @@ export class Threshold {
   }
 
   start() {
-    const scores = this.columns.ofKind("score").filter(({ name }) => name !== "gap");
+    const { scores } = this.columns;
+    if (scores.length === 0) at("threshold-words").textContent = "There is no score to set a threshold on.";
     fillSelect(at("by"), [["", scores.map(({ name, title }) => ({ value: name, text: title }))]], this.score);
     at("by").addEventListener("change", () => this.address.set({ by: at("by").value, threshold: "" }));
     at("slider").addEventListener("input", () => this.#slide("draft"));
@@ -48,6 +49,7 @@ export class Threshold {
 
   /** Flags of acceptance under the slider; rows without a score are unknown. */
   async #accepted() {
+    if (this.score === null) return new Int32Array(this.columns.rows).fill(-1);
     const values = await this.columns.load(this.score);
     const most = Math.fround(this.value);
     const flags = new Int32Array(values.length);
@@ -60,7 +62,7 @@ export class Threshold {
     at("by").value = this.score;
     if (this.loaded !== undefined && this.loaded !== this.score) this.columns.renew("slider");
     const visible = this.address.get("panel") === "threshold";
-    if (visible && this.loaded !== this.score) this.#load();
+    if (visible && this.score !== null && this.loaded !== this.score) this.#load();
   }
 
   async #load() {
@@ -194,7 +196,7 @@ export class Threshold {
     words.textContent = "Looking for the threshold…";
     try {
       const query = new URLSearchParams({ score: this.score, risk, confidence });
-      const answer = await getJson(`/api/risk?${query}`);
+      const answer = await getJson(`api/risk?${query}`);
       words.textContent = answer.words;
       this.address.set({ by: this.score, threshold: answer.threshold });
     } catch (error) {

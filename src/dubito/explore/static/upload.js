@@ -14,7 +14,7 @@ export function startUpload({ about, panel, report }) {
     }
     const close = report("The model looks at the image…", { stay: true });
     try {
-      const image = await (await postBytes(`/api/new?name=${encodeURIComponent(file.name)}`, file)).json();
+      const image = await (await postBytes(`api/new?name=${encodeURIComponent(file.name)}`, file)).json();
       if (address !== null) URL.revokeObjectURL(address);
       address = URL.createObjectURL(file);
       panel.showNew(image, address);
