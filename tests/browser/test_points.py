@@ -1,4 +1,4 @@
-"""points.js in a browser: what is drawn above what, the same picture with and without WebGL2, and which points are meant."""
+"""points.js in a browser: what is drawn above what, one picture with and without WebGL2, and which points are meant."""
 
 import base64
 from importlib.resources import files
@@ -55,6 +55,12 @@ def picture(page) -> np.ndarray:
     """(height, width, 4): red, green, blue, alpha."""
     width, height = page.evaluate("[canvas.width, canvas.height]")
     return np.frombuffer(base64.b64decode(page.evaluate("pixels()")), np.uint8).reshape(height, width, 4).astype(int)
+
+
+def on_white(page) -> np.ndarray:
+    """(height, width, 3): what a viewer sees, from 0 to 1."""
+    drawn = picture(page) / 255
+    return (1 - drawn[..., 3:]) + drawn[..., :3] * drawn[..., 3:]
 
 
 def corners(*places: list[float]) -> list[float]:
@@ -116,7 +122,7 @@ def test_rings_lie_above_everything_on_a_line_of_paper(page):
         opacity=[1, 1],
     )
     row = picture(page)[100]
-    # The red circle (radius 40) covers the blue one (radius 10), whose ring is visible: blue at 10, paper at 1.4 from it.
+    # The red circle (radius 40) covers the blue one (radius 10), but not its ring: blue at 10, paper 1.4 beside it.
     assert row[150] == pytest.approx([*RED, 255], abs=3)
     assert row[159, 2] > 150
     assert row[161, 1] > 100
@@ -139,13 +145,30 @@ def test_the_picture_is_the_same_without_webgl2(page, write_page, open_page, wit
     pictures = []
     for one in (page, plain):
         show(one, {"x": 0.1, "y": -0.05, "scale": scale}, **some_points())
-        pictures.append(picture(one) / 255)
+        pictures.append(on_white(one))
     plain.close()
-    # What a viewer sees on white; edges of circles are smoothed in another way.
-    first, second = ((1 - one[..., 3:]) + one[..., :3] * one[..., 3:] for one in pictures)
+    first, second = pictures
     assert (first < 0.9).any()
+    # Edges of circles are smoothed in another way.
     assert np.abs(first - second).mean() < 0.004
     assert (np.abs(first - second).max(-1) > 0.15).mean() < 0.01
+
+
+@pytest.mark.parametrize("dense", [1, 2])
+def test_a_map_that_was_moved_looks_as_if_drawn_anew(browser, write_page, renderer, dense):
+    context = browser.new_context(device_scale_factor=dense)
+    context.add_init_script(renderer)
+    moving, fresh = (context.new_page() for _ in range(2))
+    for page in (moving, fresh):
+        page.goto(write_page.as_uri())
+        show(page, {"scale": 2}, **some_points())
+    for by in ([7, 0], [0, -12], [-30, 5], [-3.25, 2], [0, 0], [260, -150], [-500, 10]):
+        view = moving.evaluate("(by) => { points.pan(...by); return frame().then(() => points.view); }", by)
+        show(fresh, view, **some_points())
+        moved, anew = on_white(moving), on_white(fresh)
+        assert (np.abs(moved - anew).max(-1) > 0.03).mean() < 0.001, by
+        assert (anew < 0.9).any()
+    context.close()
 
 
 def test_a_lost_context_and_circles_beyond_its_limit_are_drawn_all_the_same(write_page, open_page, with_webgl2):

@@ -1,5 +1,7 @@
-// Many circles on a canvas, for the map's page and for the explorer. WebGL2 draws them out of sight and the canvas shows a
-// copy: so it prints like any picture, and can draw the same one itself wherever WebGL2 is missing, lost or too limited.
+// Many circles on a canvas, for the page of a map and for the explorer. WebGL2 draws them out of sight and the canvas shows
+// a copy: so it prints like any picture, and draws the same one itself wherever WebGL2 is missing, lost or too limited.
+// While the map is moved, the last picture moves along, and only what comes into sight is drawn: also without a graphics
+// card, a million points move smoothly.
 
 const FARTHEST = 80;
 const FAINT = 0.18;
@@ -7,7 +9,7 @@ const LINES = { opacity: 0.95, wide: 3.5, narrow: 1.75 };
 const LEVELS = 65535;
 const BANDS = 256;
 
-const VERTEX = `#version 300 es
+const vertex = (extra) => `#version 300 es
 layout(location = 0) in vec2 place;
 layout(location = 1) in float share;
 layout(location = 2) in vec4 paint;
@@ -19,7 +21,7 @@ flat out vec2 sizes;
 void main() {
   bool seen = paint.a > 0.0;
   float r = seen ? mix(radius.x, radius.y, share) : faintRadius;
-  sizes = vec2(r, 2.0 * r + line + 1.0);
+  sizes = vec2(r, 2.0 * r + ${extra} + 1.0);
   colour = seen ? vec4(paint.rgb, mix(opacity.x, opacity.y, share)) : vec4(ghost, ${FAINT});
   gl_PointSize = sizes.y;
   gl_Position = vec4((place - centre) * span / corner, 0, 1);
@@ -51,79 +53,88 @@ void main() {
   pixel = vec4(paper * alpha.x + colour.rgb * alpha.y, alpha.x + alpha.y);
 }`;
 
-const dab = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const swatch = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 
 /** Red, green and blue, 0 to 255, of any colour that CSS can name. */
-export const rgb = (css) => {
-  dab.fillStyle = css;
-  dab.fillRect(0, 0, 1, 1);
-  return [...dab.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
+export const rgb = (colour) => {
+  swatch.fillStyle = colour;
+  swatch.fillRect(0, 0, 1, 1);
+  return [...swatch.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
 };
 
+const css = ([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`;
 const mix = ([low, high], share) => low + (high - low) * share;
 const level = (share) => Math.round((1 - share) * LEVELS);
-const css = ([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`;
 
-/** The buffers and programs of a WebGL2 context. */
+/** The programs and buffers of a WebGL2 context. */
 class Shaders {
   constructor(gl) {
     this.gl = gl;
     this.largest = gl.getParameter(gl.ALIASED_POINT_SIZE_RANGE)[1];
-    this.programs = [DISC, RING].map((fragment) => this.#program(fragment));
-    this.buffers = ["xy", "shares", "paint", "indices"].map(() => gl.createBuffer());
-    const layout = [[2, gl.FLOAT, false], [1, gl.FLOAT, false], [4, gl.UNSIGNED_BYTE, true]];
-    layout.forEach(([parts, type, normalised], slot) => {
-      gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[slot]);
+    this.programs = [[vertex("0.0"), DISC], [vertex("line"), RING]].map((texts) => this.#link(texts));
+    this.linked = this.programs.every((program) => gl.getProgramParameter(program, gl.LINK_STATUS));
+    this.buffers = {};
+    Object.entries({ xy: [2, gl.FLOAT], shares: [1, gl.FLOAT], paint: [4, gl.UNSIGNED_BYTE] }).forEach(([name, kind], slot) => {
+      this.load(name, new Float32Array(0));
       gl.enableVertexAttribArray(slot);
-      gl.vertexAttribPointer(slot, parts, type, normalised, 0, 0);
+      gl.vertexAttribPointer(slot, ...kind, true, 0, 0);
     });
-    gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, this.buffers[3]);
     gl.enable(gl.BLEND);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
 
-  #program(fragment) {
+  load(name, values) {
     const gl = this.gl;
-    const program = gl.createProgram();
-    for (const [type, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, fragment]]) {
-      const shader = gl.createShader(type);
-      gl.shaderSource(shader, text);
-      gl.compileShader(shader);
-      gl.attachShader(program, shader);
-    }
-    gl.linkProgram(program);
-    return program;
+    const target = name === "indices" ? gl.ELEMENT_ARRAY_BUFFER : gl.ARRAY_BUFFER;
+    gl.bindBuffer(target, (this.buffers[name] ??= gl.createBuffer()));
+    gl.bufferData(target, values, gl.DYNAMIC_DRAW);
   }
 
-  load(slot, values) {
-    const target = slot === 3 ? this.gl.ELEMENT_ARRAY_BUFFER : this.gl.ARRAY_BUFFER;
-    this.gl.bindBuffer(target, this.buffers[slot]);
-    this.gl.bufferData(target, values, this.gl.DYNAMIC_DRAW);
-  }
-
-  /** Draw discs and then rings, `counts` of each, with these numbers as uniforms. */
-  draw([width, height], margin, counts, uniforms) {
+  clear(width, height) {
     const gl = this.gl;
     if (gl.canvas.width !== width || gl.canvas.height !== height) [gl.canvas.width, gl.canvas.height] = [width, height];
-    // Circles are dropped with their centres: so what is drawn is wider than what is shown.
-    gl.viewport(-margin, -margin, width + 2 * margin, height + 2 * margin);
+    gl.disable(gl.SCISSOR_TEST);
     gl.clear(gl.COLOR_BUFFER_BIT);
-    this.programs.forEach((program, which) => {
+    gl.enable(gl.SCISSOR_TEST);
+  }
+
+  /** Draw ghosts, discs and rings on a part of the canvas. */
+  draw([left, top, width, height], margin, layers, uniforms) {
+    const gl = this.gl;
+    const bottom = gl.canvas.height - top - height;
+    gl.scissor(left, bottom, width, height);
+    // A point is dropped with its centre, so the viewport has a margin.
+    gl.viewport(left - margin, bottom - margin, width + 2 * margin, height + 2 * margin);
+    layers.forEach((indices, layer) => {
+      const program = this.programs[layer === 2 ? 1 : 0];
       gl.useProgram(program);
       for (const [name, value] of Object.entries(uniforms)) {
         const numbers = [value].flat();
         gl[`uniform${numbers.length}fv`](gl.getUniformLocation(program, name), numbers);
       }
-      if (which === 0) gl.uniform1f(gl.getUniformLocation(program, "line"), 0);
-      gl.drawElements(gl.POINTS, counts[which], gl.UNSIGNED_INT, which * 4 * counts[0]);
+      this.load("indices", indices);
+      gl.drawElements(gl.POINTS, indices.length, gl.UNSIGNED_INT, 0);
     });
+  }
+
+  #link(texts) {
+    const gl = this.gl;
+    const program = gl.createProgram();
+    [gl.VERTEX_SHADER, gl.FRAGMENT_SHADER].forEach((type, place) => {
+      const shader = gl.createShader(type);
+      gl.shaderSource(shader, texts[place]);
+      gl.compileShader(shader);
+      gl.attachShader(program, shader);
+    });
+    gl.linkProgram(program);
+    return program;
   }
 }
 
 export class Points {
-  /** What is looked at: the map moved by x and y, in its own unit, and `scale` times as large as the canvas. */
+  /** What is looked at: the map moved by x and y, in its own unit, and `scale` times as large as if it were whole. */
   view = { x: 0, y: 0, scale: 1 };
-  /** The canvas on the page, in pixels, and how much smaller circles are if it is small; `resize` updates them. */
+  /** Size of the canvas on the page, in pixels, and how much smaller circles are on a small one: see `resize`. */
   width = 0;
   height = 0;
   shrink = 1;
@@ -134,9 +145,8 @@ export class Points {
   #waiting = 0;
   #stale = new Set();
   #order = new Uint32Array(0);
-  #indices = new Uint32Array(0);
-  #ghosts = 0;
-  #rings = 0;
+  #layers = [];
+  #last = null;
   #middle = [0.5, 0.5];
   #extent = [1, 1];
   #all = {
@@ -155,15 +165,15 @@ export class Points {
     this.#canvas = canvas;
     this.#brush = canvas.getContext("2d");
     const gl = document.createElement("canvas").getContext("webgl2", { antialias: false, depth: false });
-    const begin = () => {
-      this.#shaders = gl === null || gl.isContextLost() ? null : new Shaders(gl);
+    const begin = (event) => {
+      event?.preventDefault();
+      const shaders = gl === null || gl.isContextLost() ? null : new Shaders(gl);
+      this.#shaders = shaders?.linked ? shaders : null;
       this.set(this.#all);
       this.draw();
     };
-    gl?.canvas.addEventListener("webglcontextlost", (event) => {
-      event.preventDefault();
-      begin();
-    });
+    canvas.addEventListener("contextrestored", begin);
+    gl?.canvas.addEventListener("webglcontextlost", begin);
     gl?.canvas.addEventListener("webglcontextrestored", begin);
     begin();
     this.resize();
@@ -188,7 +198,7 @@ export class Points {
       all[name] = new all[name].constructor(each * n).fill(value);
       this.#stale.add(name);
     }
-    if ("shares" in parts) all.shares = parts.shares.map((share) => (share > 0 ? Math.min(share, 1) : 0));
+    if ("shares" in parts) all.shares = all.shares.map((share) => (share > 0 ? Math.min(share, 1) : 0));
     if ("xy" in parts) this.#measure();
   }
 
@@ -211,7 +221,7 @@ export class Points {
     this.draw();
   }
 
-  /** Make the map larger by a factor, but for what is at a pixel; it is never smaller than the canvas, and a factor of 0 shows it whole. */
+  /** Enlarge the map by a factor; what is at the pixel stays there. Whatever the factor, at least the whole map is shown. */
   zoom(factor, px = this.width / 2, py = this.height / 2) {
     const [x, y] = this.toMap(px, py);
     this.view.scale = Math.min(FARTHEST, Math.max(1, this.view.scale * factor));
@@ -222,7 +232,7 @@ export class Points {
     this.draw();
   }
 
-  /** Pixels of a place on the map. */
+  /** The pixel of a place on the map. */
   project(x, y) {
     return [
       this.width / 2 + (x - this.#middle[0] + this.view.x) * this.#span,
@@ -265,13 +275,13 @@ export class Points {
     return best;
   }
 
-  /** 1 for every point inside a polygon of places on the map, [[x, y], ...]; where it crosses itself, by the even-odd rule. */
+  /** 1 for every point in a polygon of places, [[x, y], ...], and 0 elsewhere; by the even-odd rule if it crosses itself. */
   inside(polygon) {
     const { xy, mask } = this.#all;
     const chosen = new Uint8Array(mask.length);
     const [xs, ys] = [0, 1].map((axis) => polygon.map((corner) => corner[axis]));
     const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-    // A point is compared only with the edges that pass its own horizontal band.
+    // A point is compared with the edges in its own horizontal band alone.
     const band = (y) => Math.min(BANDS - 1, Math.floor(((y - top) / (bottom - top)) * BANDS));
     const edges = Array.from({ length: BANDS }, () => []);
     polygon.forEach(([bx, by], place) => {
@@ -298,23 +308,22 @@ export class Points {
     return 0.92 * Math.min(this.width / this.#extent[0], this.height / this.#extent[1]) * this.view.scale;
   }
 
-  /** Circles grow more slowly than the map. */
+  /** Circles grow more slowly than the map, so that they part. */
   get #growth() {
     return this.shrink * Math.sqrt(this.view.scale);
   }
 
   #measure() {
     const xy = this.#all.xy;
+    if (xy.length === 0) return;
     const [low, high] = [[Infinity, Infinity], [-Infinity, -Infinity]];
     for (let k = 0; k < xy.length; k += 1) {
       if (xy[k] < low[k & 1]) low[k & 1] = xy[k];
       if (xy[k] > high[k & 1]) high[k & 1] = xy[k];
     }
-    if (xy.length === 0) return;
     this.#middle = low.map((least, axis) => (least + high[axis]) / 2);
     const extent = low.map((least, axis) => high[axis] - least);
-    const longest = Math.max(...extent) || 1;
-    this.#extent = extent.map((one) => Math.max(one, 0.01 * longest));
+    this.#extent = extent.map((side) => Math.max(side, 0.01 * (Math.max(...extent) || 1)));
   }
 
   /** The uncertain ones first, so that the certain ones stay visible on top of them. */
@@ -325,111 +334,149 @@ export class Points {
     for (let k = 1; k < starts.length; k += 1) starts[k] += starts[k - 1];
     this.#order = new Uint32Array(shares.length);
     for (let i = 0; i < shares.length; i += 1) {
-      const at = level(shares[i]);
-      this.#order[starts[at]] = i;
-      starts[at] += 1;
+      const place = level(shares[i]);
+      this.#order[starts[place]] = i;
+      starts[place] += 1;
     }
   }
 
-  /** What is drawn after what: ghosts, then the others, then rings. */
+  /** Ghosts, above them the others, and above those the rings. */
   #arrange() {
-    const { mask, ringed } = this.#all;
-    const n = mask.length;
-    this.#indices = new Uint32Array(n + ringed.length);
-    this.#ghosts = 0;
-    for (let i = 0; i < n; i += 1) if (mask[i] === 0) this.#ghosts += 1;
-    let [back, front] = [0, this.#ghosts];
-    for (let k = 0; k < n; k += 1) {
-      const i = this.#order[k];
-      if (mask[i] === 0) this.#indices[back++] = i;
-      else this.#indices[front++] = i;
-    }
-    for (const i of ringed) if (mask[i] !== 0) this.#indices[front++] = i;
-    this.#rings = front - n;
+    const { xy, mask, ringed } = this.#all;
+    const seen = (i) => mask[i] !== 0;
+    const layers = [this.#order.filter((i) => !seen(i)), this.#order.filter(seen), ringed.filter(seen)];
+    this.#layers = layers.map((indices) => {
+      // A copy in this order is read from one end to the other, many times faster than here and there.
+      const places = new Float32Array(2 * indices.length);
+      for (let k = 0; k < indices.length; k += 1) {
+        places[2 * k] = xy[2 * indices[k]];
+        places[2 * k + 1] = xy[2 * indices[k] + 1];
+      }
+      return { indices, places, near: new Uint32Array(indices.length) };
+    });
   }
 
-  /** Sort and hand to WebGL2 what has changed since the last frame. */
+  /** Sort what has changed since the last frame, and hand it to WebGL2. */
   #refresh() {
     const { xy, shares, colours, mask } = this.#all;
     const changed = (...names) => names.some((name) => this.#stale.has(name));
     if (changed("shares")) this.#sort();
-    if (changed("shares", "mask", "ringed")) this.#arrange();
-    if (this.#shaders !== null) {
-      if (changed("xy")) this.#shaders.load(0, xy);
-      if (changed("shares")) this.#shaders.load(1, shares);
-      if (changed("colours", "mask")) {
-        const paint = new Uint8Array(4 * mask.length);
-        for (let i = 0; i < mask.length; i += 1) {
-          for (let part = 0; part < 3; part += 1) paint[4 * i + part] = colours[3 * i + part];
-          paint[4 * i + 3] = mask[i];
-        }
-        this.#shaders.load(2, paint);
+    if (changed("xy", "shares", "mask", "ringed")) this.#arrange();
+    if (changed("xy")) this.#shaders?.load("xy", xy);
+    if (changed("shares")) this.#shaders?.load("shares", shares);
+    if (changed("colours", "mask")) {
+      const paint = new Uint8Array(4 * mask.length);
+      for (let i = 0; i < mask.length; i += 1) {
+        for (let part = 0; part < 3; part += 1) paint[4 * i + part] = colours[3 * i + part];
+        paint[4 * i + 3] = mask[i];
       }
-      if (changed("shares", "mask", "ringed")) this.#shaders.load(3, this.#indices);
+      this.#shaders?.load("paint", paint);
     }
     this.#stale.clear();
+    this.#last = null;
   }
 
   #paint() {
     this.#waiting = 0;
     const dense = window.devicePixelRatio || 1;
-    const sides = [Math.round(this.width * dense), Math.round(this.height * dense)];
-    if (sides.includes(0)) return;
-    if (this.#canvas.width !== sides[0] || this.#canvas.height !== sides[1]) [this.#canvas.width, this.#canvas.height] = sides;
-    this.#refresh();
-    this.#brush.resetTransform();
-    this.#brush.globalAlpha = 1;
-    this.#brush.clearRect(0, 0, ...sides);
-    const widest = dense * (2 * Math.max(...this.#all.radius) * this.#growth + LINES.wide) + 1;
-    if (this.#shaders === null || widest > this.#shaders.largest) {
-      this.#brush.scale(dense, dense);
-      this.#paintHere();
-    } else {
-      this.#paintApart(sides, dense, Math.ceil(widest / 2));
-      this.#brush.drawImage(this.#shaders.gl.canvas, 0, 0);
+    const [width, height] = [Math.round(this.width * dense), Math.round(this.height * dense)];
+    if (width === 0 || height === 0) return;
+    if (this.#canvas.width !== width || this.#canvas.height !== height) {
+      [this.#canvas.width, this.#canvas.height] = [width, height];
+      this.#last = null;
     }
+    if (this.#stale.size > 0) this.#refresh();
+    const widest = dense * (2 * Math.max(...this.#all.radius) * this.#growth + LINES.wide) + 1;
+    const [margin, shaders] = [Math.ceil(widest / 2), widest <= this.#shaders?.largest ? this.#shaders : null];
+    const parts = this.#shift(width, height, dense);
+    if (parts.length > 0) shaders?.clear(width, height);
+    for (const part of parts) {
+      const layers = this.#within(part, margin, dense);
+      if (shaders === null) this.#paintHere(part, layers, dense);
+      else shaders.draw(part, margin, layers, this.#uniforms(part, margin, dense));
+    }
+    if (parts.length > 0 && shaders !== null) this.#brush.drawImage(shaders.gl.canvas, 0, 0);
+    this.#last = { ...this.view };
   }
 
-  #paintApart([width, height], dense, margin) {
-    const { radius, opacity, ghost, paper, mask } = this.#all;
-    this.#shaders.draw([width, height], margin, [mask.length, this.#rings], {
-      centre: this.toMap(this.width / 2, this.height / 2),
+  /** Move the last picture along with the map; what it does not cover is returned: [left, top, width, height] of each part. */
+  #shift(width, height, dense) {
+    const { x, y, scale } = this.#last ?? {};
+    const [dx, dy] = [this.view.x - x, this.view.y - y].map((far) => far * this.#span * dense);
+    const [right, down] = [Math.round(dx), Math.round(dy)];
+    const covers = scale === this.view.scale && Math.abs(right) < width && Math.abs(down) < height;
+    // Between two pixels, the picture would be blurred.
+    if (!covers || Math.hypot(dx - right, dy - down) > 0.01) {
+      this.#brush.clearRect(0, 0, width, height);
+      return [[0, 0, width, height]];
+    }
+    this.#brush.globalCompositeOperation = "copy";
+    this.#brush.drawImage(this.#canvas, right, down);
+    this.#brush.globalCompositeOperation = "source-over";
+    const beside = [right > 0 ? 0 : width + right, 0, Math.abs(right), height];
+    const above = [Math.max(right, 0), down > 0 ? 0 : height + down, width - Math.abs(right), Math.abs(down)];
+    return [beside, above].filter((part) => part[2] > 0 && part[3] > 0);
+  }
+
+  /** Of each layer, the points whose circles may reach into a part of the canvas. */
+  #within([left, top, width, height], margin, dense) {
+    const [x0, y0] = this.toMap((left - margin) / dense, (top - margin) / dense);
+    const [x1, y1] = this.toMap((left + width + margin) / dense, (top + height + margin) / dense);
+    return this.#layers.map(({ indices, places, near }) => {
+      let count = 0;
+      for (let k = 0; k < indices.length; k += 1) {
+        const x = places[2 * k];
+        const y = places[2 * k + 1];
+        if (x < x0 || x > x1 || y < y0 || y > y1) continue;
+        near[count] = indices[k];
+        count += 1;
+      }
+      return near.subarray(0, count);
+    });
+  }
+
+  #uniforms([left, top, width, height], margin, dense) {
+    const { radius, opacity, ghost, paper } = this.#all;
+    return {
+      centre: this.toMap((left + width / 2) / dense, (top + height / 2) / dense),
       corner: [width / 2 + margin, -(height / 2 + margin)],
       span: this.#span * dense,
       radius: radius.map((one) => one * this.#growth * dense),
       faintRadius: radius[0] * this.shrink * dense,
       line: LINES.wide * dense,
       opacity,
-      ghost: ghost.map((part) => part / 255),
-      paper: paper.map((part) => part / 255),
-    });
+      ghost: ghost.map((one) => one / 255),
+      paper: paper.map((one) => one / 255),
+    };
   }
 
-  #paintHere() {
-    const { colours, shares, opacity, radius, ghost, paper, mask } = this.#all;
+  #paintHere(part, [ghosts, discs, rings], dense) {
+    const { colours, shares, opacity, radius, ghost, paper } = this.#all;
     const brush = this.#brush;
     const own = (i) => css(colours.subarray(3 * i, 3 * i + 3));
     const circle = (i, r) => {
-      const [x, y] = this.toScreen(i);
-      const [dx, dy] = [this.width / 2 - Math.abs(x - this.width / 2), this.height / 2 - Math.abs(y - this.height / 2)];
       brush.beginPath();
-      if (dx > -r && dy > -r) brush.arc(x, y, r, 0, 2 * Math.PI);
+      brush.arc(...this.toScreen(i), r, 0, 2 * Math.PI);
     };
-    this.#indices.subarray(0, mask.length + this.#rings).forEach((i, place) => {
-      const ring = place >= mask.length;
-      const faint = place < this.#ghosts;
-      circle(i, faint ? radius[0] * this.shrink : this.size(i));
-      if (!ring) {
-        brush.globalAlpha = faint ? FAINT : mix(opacity, shares[i]);
-        brush.fillStyle = faint ? css(ghost) : own(i);
-        brush.fill();
-        return;
-      }
-      brush.globalAlpha = LINES.opacity;
+    const disc = (i, r, shade, alpha) => {
+      Object.assign(brush, { globalAlpha: alpha, fillStyle: shade });
+      circle(i, r);
+      brush.fill();
+    };
+    brush.save();
+    brush.beginPath();
+    brush.rect(...part);
+    brush.clip();
+    brush.scale(dense, dense);
+    for (const i of ghosts) disc(i, radius[0] * this.shrink, css(ghost), FAINT);
+    for (const i of discs) disc(i, this.size(i), own(i), mix(opacity, shares[i]));
+    for (const i of rings) {
+      circle(i, this.size(i));
       for (const [wide, shade] of [[LINES.wide, css(paper)], [LINES.narrow, own(i)]]) {
-        Object.assign(brush, { lineWidth: wide, strokeStyle: shade });
+        Object.assign(brush, { globalAlpha: LINES.opacity, lineWidth: wide, strokeStyle: shade });
         brush.stroke();
       }
-    });
+    }
+    brush.restore();
   }
 }
