@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from dubito.errors import DubitoError as DubitoError
     from dubito.evaluate.compare import compare as compare
     from dubito.evaluate.evaluate import evaluate as evaluate
-    from dubito.evaluate.rejection import rejection_study as rejection_study
     from dubito.explain import diagnose as diagnose
+    from dubito.explore import explore as explore
     from dubito.guard import Guard as Guard
     from dubito.heads import train as train
     from dubito.models import Preprocess as Preprocess
@@ -70,13 +70,14 @@ _EXPORTS = {
     "scores": "MaxProbability Entropy Margin Energy Temperature Neighbours Density Mahalanobis MutualInformation "
     "UncertaintyHead save_score load_score",
     "heads": "train",
-    "evaluate": "evaluate compare rejection_study",
+    "evaluate": "evaluate compare",
     "guard": "Guard",
     "search": "SafeIndex",
     "active": "Acquire find_label_issues",
     "audit": "audit",
     "explain": "diagnose",
     "report": "draw_map",
+    "explore": "explore",
     "errors": "DubitoError",
 }
 """Public names by the room that defines them: imported on first use, so that the command line's help is quick."""

@@ -50,7 +50,7 @@ RESULTS = {
         table().extended(label=(torch.arange(120) + (torch.arange(120) < 10)) % 3), least=0.1
     ),
     "diagnose": lambda: dubito.diagnose(table(), {"a": table(1, 2.0), "b": table(2, 1.0)}, draws=1, resamples=20),
-    "reject": lambda: dubito.rejection_study(tiles(), **QUICK),
+    "reject": lambda: dubito.protocols.rejection_study(tiles(), **QUICK),
 }
 
 

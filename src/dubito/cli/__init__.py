@@ -15,7 +15,7 @@ import typer
 
 from dubito import __version__
 from dubito.choices import suggestion
-from dubito.cli import active, audit, evaluate, explain, extract, guard, listing, report, score, search, train
+from dubito.cli import active, audit, evaluate, explain, explore, extract, guard, listing, report, score, search, train
 from dubito.cli._console import Debug, Json, Screen
 from dubito.errors import DubitoError
 
@@ -118,6 +118,7 @@ for _name, _command, _example in (
     ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
     ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
     ("report", report.report, "pypi:efficientnet_lite0 photos --to report.html"),
+    ("explore", explore.explore, "cache/photos --images photos --guard guard --ood cache/other"),
     ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),
     ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),

@@ -89,7 +89,7 @@ def reject(
         table = dubito.open(cache)
         other = None if calibration is None else dubito.open(calibration)
     with screen.waiting("sorting and counting, with bootstrap intervals"):
-        study = dubito.rejection_study(
+        study = dubito.protocols.rejection_study(
             table,
             of or None,
             calibration=other,

@@ -13,10 +13,15 @@ from dubito.types import Images
 
 def thumbnail(image: Image.Image | Path, *, side: int = 320, quality: int = 76) -> str:
     """An image of at most `side` pixels either way, as a JPEG inside a data URL."""
-    data = io.BytesIO()
     opened = image if isinstance(image, Image.Image) else Image.open(image)
-    shrink(opened, side=side).save(data, "JPEG", quality=quality, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(opened, side=side, quality=quality)).decode()}"
+
+
+def jpeg(image: Image.Image, *, side: int, quality: int = 76) -> bytes:
+    """An image of at most `side` pixels either way, as a JPEG."""
+    data = io.BytesIO()
+    shrink(image, side=side).save(data, "JPEG", quality=quality, optimize=True)
+    return data.getvalue()
 
 
 def thumbnail_of(images: Images, name: str, *, side: int = 240) -> str:

@@ -1,5 +1,6 @@
-"""The papers' evaluations: transfer, human ambiguity, corruption curves, OOD by data set, benchmark data sets."""
+"""The papers' evaluations: selective prediction, transfer, human ambiguity, corruption, OOD by data set, data sets."""
 
+from dubito.evaluate.rejection import rejection_study
 from dubito.protocols.benchmarks import BENCHMARKS, class_split, open_benchmark
 from dubito.protocols.corruption_curve import CorruptionCurves, corruption_curve
 from dubito.protocols.human_ambiguity import (
@@ -24,6 +25,7 @@ __all__ = [
     "human_ambiguity",
     "ood_auroc_by_dataset",
     "open_benchmark",
+    "rejection_study",
     "transfer",
     "vote_degree",
     "vote_entropy",
