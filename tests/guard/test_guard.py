@@ -302,8 +302,13 @@ def test_logits_of_other_classes_are_reported() -> None:
 
 
 def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"guard in .*: model must come from dubito.load or dubito.wrap; got str"):
-        Guard.load.__func__.__wrapped__(Guard, Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path), "resnet")
+    folder = Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"a model is named 'source:name' .*; got 'resnet'. Did you mean 'timm:resnet'"
+    ):
+        Guard.load(folder, "resnet")
+    with pytest.raises(ModelError, match=r"Guard.load: model must be a name such as .*; got list. Wrap a module"):
+        Guard.load.__func__.__wrapped__(Guard, folder, [])
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
     with pytest.raises(TableError, match=r'Guard.fit: table must be a table; got the path "cache/val". Open it: dub'):
         fit(Guard, None, "cache/val", 0.3)

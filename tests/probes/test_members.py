@@ -143,9 +143,7 @@ def test_one_member_or_none(models):
 
 
 def test_members_that_are_no_classifiers(models):
-    with pytest.raises(
-        ModelError, match=r"models must come from dubito.load or dubito.wrap; got Sequential at place 1"
-    ):
+    with pytest.raises(ModelError, match=r"members, place 1: model must .* dubito.load or dubito.wrap; got Sequential"):
         Members([models[0], network(1)])
 
 

@@ -22,6 +22,7 @@ from dubito.cache.runner import default_batch_size, default_workers, in_batches,
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
 from dubito.models import wrap
+from dubito.models.load import as_classifier
 from dubito.result import Result
 from dubito.threads import kept_random_states
 from dubito.types import Classifier, Images, Json
@@ -33,7 +34,7 @@ _CLEARLY = 0.1
 
 @kept_random_states()
 def audit(  # noqa: PLR0913 (one call that users type; everything after `images` is optional)
-    model: Classifier | nn.Module,
+    model: Classifier | nn.Module | str,
     images: Any,
     *,
     against: Any = None,
@@ -49,7 +50,8 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     """Look for faults in a set-up of model, transform, images and labels.
 
     Args:
-        model: From dubito.load or dubito.wrap; a bare module is wrapped, for images that are inputs already.
+        model: From dubito.load or dubito.wrap, or a name, which is loaded; a bare module is wrapped, for images that
+            are inputs already.
         images: Whatever dubito.open_images takes; ideally a few hundred in-distribution images with labels.
         against: A second set, such as the images that the model was trained on: no image should be in both.
         labels: Labels for images that have none, as for dubito.extract.
@@ -67,7 +69,6 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     (False, 'probabilities in place of logits')
     """
     check_model_first(model, images, by="audit", what="images")
-    classifier = model if isinstance(model, Classifier) else wrap(model)
     for name, value, least in (
         ("limit", limit, 1),
         ("compare", compare, 1),
@@ -76,6 +77,9 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
         ("workers", 0 if workers is None else workers, 0),
     ):
         check_number(value, f"[{least}, inf)", by="audit", what=name, whole=True, hint="Leave it out for the default.")
+    if isinstance(model, nn.Module) and not isinstance(model, Classifier):
+        model = wrap(model)
+    classifier = as_classifier(model, by="audit")
     opened = open_images(images, labels)
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))

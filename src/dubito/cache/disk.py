@@ -45,6 +45,7 @@ from dubito.data.files import is_image
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
 from dubito.data.labels import Labels
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
+from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import (
     LOCK,
@@ -402,7 +403,7 @@ def finished_manifest(folder: Path) -> Manifest:
 def open_cache(
     folder: str | Path,
     *,
-    model: Classifier | Provenance | None = None,
+    model: Classifier | Provenance | str | None = None,
     labels: Labels | None = None,
     label_space: LabelSpace | None = None,
 ) -> Table:
@@ -410,8 +411,8 @@ def open_cache(
 
     Args:
         folder: The folder that was passed to extract as `to`.
-        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
-            recorded, or recorded in another form; None takes any cache.
+        model: The model that must have made it, its name, or its `model_identity`, which fills in what the cache has
+            not recorded, or recorded in another form; None takes any cache.
         labels: Labels to use in place of the cache's own, for this table alone: a CSV file, a frame, a mapping from
             image to label, or one label per row. `dubito.cache.label_cache` stores them.
         label_space: "model" if these labels are the model's classes, "own" if they are another set's; by default
@@ -421,13 +422,14 @@ def open_cache(
         StaleCacheError: The cache's weights or transform are not this model's.
     """
     folder = Path(folder)
-    known = model_identity(model) if isinstance(model, Classifier) else model
     manifest = finished_manifest(folder)
+    if model is not None and not isinstance(model, Provenance):
+        model = model_identity(as_classifier(model, by="open"))
     if labels is not None and "augmentation" in manifest.identity:
         store = f"Store them: dubito.cache.label_cache('{folder}', labels)."
         raise CacheError(f"open: labels cannot be added to the augmented images of '{folder}' for one table. {store}")
-    if known is not None:
-        check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
+    if model is not None:
+        check_identity(folder, manifest.identity, manifest.identity | model.model_parts)
     columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows, manifest.rows), "id")}
     for kind in manifest.kinds:
         shards = _shards(folder, kind, manifest.rows)
@@ -450,7 +452,7 @@ def open_cache(
         label_space=manifest.label_space or "model",
         label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
-        provenance=recorded if known is None else recorded.with_model(known),
+        provenance=recorded if model is None else recorded.with_model(model),
         **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
     )
     return (

@@ -40,7 +40,8 @@ from dubito.cache.probe_runner import Columns, ProbeRunner
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
-from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, RepairedShardWarning, StaleCacheError
+from dubito.errors import CacheBusyError, CacheError, ImagesError, RepairedShardWarning, StaleCacheError
+from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import locked
 from dubito.table import Provenance, Table
@@ -52,7 +53,7 @@ from dubito.validate import check_choice, check_model_first, check_number
 
 @kept_random_states()
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
-    model: Classifier,
+    model: Classifier | str,
     images: Any,
     to: str | Path | None = None,
     *,
@@ -70,7 +71,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     """Run the model over images once and keep what the scores need on disk; called again, it resumes or just opens.
 
     Args:
-        model: From dubito.load or dubito.wrap.
+        model: From dubito.load or dubito.wrap; a name, such as "timm:resnet50", is loaded.
         images: A folder, a list of paths, a CSV, zip, tar or npz file, a DataFrame, an array, a data set of torch or
             Hugging Face: whatever dubito.open_images takes.
         to: Folder of the cache: new, empty, or a cache of the same model and images. None for a table in memory, of
@@ -92,7 +93,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     check_model_first(model, images, by="extract", what="images")
     if to is None:
         return _in_memory(**locals())
-    _check_call(model, label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
+    _check_call(label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
+    model = as_classifier(model, by="extract")
     plain = open_images(images, labels)
     opened = plain if epochs == 1 and augment is None else _augmented(plain, model, epochs, augment or Augment())
     compared = None if targets is None else to_targets(targets, opened)
@@ -413,13 +415,8 @@ class _Extraction:
         self.manifest.write(self.folder)
 
 
-def _check_call(model: object, label_space: str | None, **sizes: int | None) -> None:
-    """Raise an error for arguments that are wrong whatever the images are."""
-    if not isinstance(model, Classifier):
-        raise ModelError(
-            f"extract: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
-            f"Wrap it: dubito.wrap(module, transform=...)."
-        )
+def _check_call(label_space: str | None, **sizes: int | None) -> None:
+    """Raise an error for arguments that are wrong whatever the model and the images are."""
     if label_space is not None:
         check_choice(label_space, get_args(LabelSpace), by="extract", what="label_space")
     for name, value in sizes.items():

@@ -22,6 +22,7 @@ from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_divers
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
 from dubito.models.frozen import frozen
+from dubito.models.load import as_classifier
 from dubito.models.outputs import output_of
 from dubito.models.weights import module_digests
 from dubito.models.wrap import WrappedClassifier, eager, sample_of, wrap
@@ -37,7 +38,7 @@ _Run = Callable[[Mapping[str, LayerMasks], Tensor], Tensor]
 
 
 def extract_members(
-    model: nn.Module | Classifier,
+    model: nn.Module | Classifier | str,
     x: Shaped[Tensor, "n ..."],
     y: Int[Tensor, "k"] | Sequence[int],
     *,
@@ -50,7 +51,7 @@ def extract_members(
     """Find members in a model, which stays as it is. Under torch.autocast, products are in its precision.
 
     Args:
-        model: A module that returns logits, or a Classifier.
+        model: A module that returns logits, a Classifier, or a name, which is loaded.
         x: Inputs of the module, from images like those it was trained on.
         y: Their classes.
         members: Number of members.
@@ -67,7 +68,7 @@ def extract_members(
     >>> len(ensemble), tuple(ensemble[0](torch.randn(7, 4)).shape), ensemble[0][2].in_features < 32
     (2, (7, 3), True)
     """
-    recipe, model = recipe or MaskRecipe(), classifier_of(model)
+    recipe, model = recipe or MaskRecipe(), classifier_of(model, by="extract_members")
     module, y = eager(model.module), to_tensor(y, "extract_members: y")
     if len(x) != len(y):
         raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Pass one class per image.")
@@ -176,19 +177,19 @@ class ImplicitEnsemble:
         return write_masks(Path(path), tensors, note)
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | Classifier) -> "ImplicitEnsemble":
+    def load(cls, path: str | Path, model: nn.Module | Classifier | str) -> "ImplicitEnsemble":
         """Read masks for the model that they were learned on; nothing is unpickled.
 
         Args:
             path: A file that `save` wrote.
-            model: The model, with the same weights as then.
+            model: The model, or its name, with the same weights as then.
         """
         with read_masks(path) as (tensors, note):
             names = note["layers"]
             masks = {name: LayerMasks(tensors.get(f"rows.{name}"), tensors[f"columns.{name}"]) for name in names}
             links = {name: Link(to, float(zero)) for name, (to, zero) in note["links"].items()}
             weights = note["weights"]
-        wrapped = classifier_of(model)
+        wrapped = classifier_of(model, by="ImplicitEnsemble.load")
         if module_digests(eager(wrapped.module))["tensors"] != weights:
             raise ModelError(
                 f"masks in '{path}' were learned on other weights than those of {wrapped.name}. Load the right "
@@ -213,12 +214,13 @@ def read_masks(path: str | Path) -> Iterator[tuple[dict[str, Tensor], Json]]:
         yield {key: value.float() for key, value in tensors.items()}, note
 
 
-def classifier_of(model: nn.Module | Classifier) -> WrappedClassifier:
+def classifier_of(model: nn.Module | Classifier | str, *, by: str) -> WrappedClassifier:
     """The model as a classifier; one from `dubito.wrap` stays as it is."""
-    if isinstance(model, WrappedClassifier):
-        return model
     if isinstance(model, nn.Module):
         return wrap(model)
+    model = as_classifier(model, by=by)
+    if isinstance(model, WrappedClassifier):
+        return model
     return wrap(model.module, transform=model.transform, classes=model.classes, name=model.name)
 
 

@@ -152,7 +152,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
     train: Table | None = None,
     density: Score | None = None,
     covariance: Covariance | None = None,
-    classifier: Classifier | nn.Linear | None = None,
+    classifier: Classifier | str | nn.Linear | None = None,
     draws: int = 5,
     confidence: float = 0.95,
     resamples: int = 1000,
@@ -169,7 +169,8 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
             `table` is scored: it must not have been fitted on these rows, which cannot be checked here. By default a
             Density that suits the number of rows, features and classes.
         covariance: The kind of covariance of the default density.
-        classifier: The classifier or its last layer: adds lengths of features and largest cosines with class weights.
+        classifier: The classifier, its name or its last layer: adds lengths of features and largest cosines with class
+            weights.
         draws: How many balanced sets to draw.
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.
@@ -268,7 +269,7 @@ def _fitted_density(
 
 
 def _scores(
-    tables: Sequence[Table], density: Score, classifier: Classifier | nn.Linear | None
+    tables: Sequence[Table], density: Score, classifier: Classifier | str | nn.Linear | None
 ) -> list[dict[str, Tensor]]:
     """Of every row the four scores; with a classifier also ||z||, and its largest cosine with a class weight."""
     name, layer = ("", None) if classifier is None else last_layer(classifier)

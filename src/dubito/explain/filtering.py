@@ -162,7 +162,7 @@ class Filtering(Result):
 
 
 def filtering(
-    of: Classifier | nn.Linear | Tensor,
+    of: Classifier | str | nn.Linear | Tensor,
     table: Table,
     ood: Table,
     *,
@@ -173,7 +173,7 @@ def filtering(
     """Compare lengths and angles of features, of in-distribution and of out-of-distribution images.
 
     Args:
-        of: A classifier, its last layer, or that layer's weight (c, d).
+        of: A classifier or its name, its last layer, or that layer's weight (c, d).
         table: In-distribution images with features, but not those that were trained on.
         ood: Out-of-distribution images with features of the same model.
         confidence: Confidence of the bootstrap intervals.

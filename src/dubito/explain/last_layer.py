@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.models.load import as_classifier
 from dubito.table import Table
 from dubito.types import Classifier, finite
 from dubito.validate import check_choice, check_number
@@ -56,11 +57,12 @@ class Layer(NamedTuple):
             )
 
 
-def last_layer(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None]) -> tuple[str, Layer]:
+def last_layer(of: Classifier | str | nn.Linear | Tensor | tuple[Tensor, Tensor | None]) -> tuple[str, Layer]:
     """Its name, and the last layer in float64 on the CPU.
 
     Args:
-        of: A classifier, a linear layer, a weight (c, d), or a weight with its bias; without one it is zero.
+        of: A classifier or its name, a linear layer, a weight (c, d), or a weight with its bias; without one it is
+            zero.
 
     >>> name, layer = last_layer(torch.eye(2))
     >>> name, layer.bias.tolist()
@@ -75,7 +77,8 @@ def last_layer(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None
     elif isinstance(of, tuple):
         name, (weight, bias) = "weights", of
     else:
-        name, (weight, bias) = of.name, _head(of)
+        model = as_classifier(of, by="last_layer")
+        name, (weight, bias) = model.name, _head(model)
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueRangeError(
             f"last layer of {name}: weight must be (classes, features) and bias (classes); got {tuple(weight.shape)} "

@@ -191,12 +191,12 @@ class Structure(Result):
 
 
 def structure(
-    of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None], table: Table | None = None
+    of: Classifier | str | nn.Linear | Tensor | tuple[Tensor, Tensor | None], table: Table | None = None
 ) -> Structure:
     """Measure the last layer of a classifier, and the class means of a table beside it.
 
     Args:
-        of: A classifier, a linear layer, a weight (c, d), or a weight with its bias.
+        of: A classifier or its name, a linear layer, a weight (c, d), or a weight with its bias.
         table: A table with feature and label adds alignment, lengths and variances of class means. The labels must be
             the model's own classes. If the table has logits too, they must be those of this layer.
 

@@ -36,6 +36,7 @@ from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.models.frozen import signature
+from dubito.models.load import as_classifier
 from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
@@ -86,7 +87,7 @@ class Guard(Result):
     @classmethod
     def fit(  # noqa: PLR0913 (one call that users type; everything after `confidence` is optional)
         cls,
-        model: Classifier | None,
+        model: Classifier | str | None,
         table: Table,
         risk: float | None = None,
         confidence: float = 0.95,
@@ -103,7 +104,7 @@ class Guard(Result):
         """Select scores on one part of a table and a threshold on another, so that a guarantee holds.
 
         Args:
-            model: The model whose predictions are guarded; None to decide on tables only.
+            model: The model whose predictions are guarded, or its name; None to decide on tables only.
             table: Labelled images that the model was not trained on, like those to come. With coverage=..., labels
                 may be missing.
             risk: At most this share of the accepted images is wrong; 0.05 unless another guarantee is chosen.
@@ -140,6 +141,7 @@ class Guard(Result):
             wrong_predictions(table, by="Guard.fit")  # checks the labels
         provenance, checked = table.provenance, None
         if model is not None:
+            model = as_classifier(model, by="Guard.fit")
             checked = _identity(model, provenance, of=f"Guard.fit: {table.name}")
             provenance = checked[0] if provenance is None else provenance.with_model(checked[0])
         selection, calibrate, rows = select_scores(table, scores, train, labelled=labelled, novel=novel, seed=seed)
@@ -315,16 +317,17 @@ class Guard(Result):
         write_file(folder / _OBSERVED, save(arrays))
 
     @classmethod
-    def load(cls, path: str | Path, model: Classifier | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
+    def load(cls, path: str | Path, model: Classifier | str | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
         """Read back what `save` wrote; another model than the guard's own is refused.
 
         Args:
             path: The folder.
-            model: The model whose predictions it guards; None to decide on tables only.
+            model: The model whose predictions it guards, or its name; None to decide on tables only.
             probes: As in `fit`.
         """
         guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
         if model is not None:
+            model = as_classifier(model, by="Guard.load")
             guard._checked = _identity(model, guard.provenance, of=f"guard in '{path}'")
             guard.classes = guard.classes or model.classes
         guard.model, guard.probes = model, probes
@@ -445,16 +448,11 @@ def _labels_are_classes(table: Table) -> bool:
     return int(table.label.min()) >= 0 and int(table.label.max()) < table.shape("logit")[1]
 
 
-def _identity(model: object, made: Provenance | None, *, of: str) -> tuple[Provenance, tuple[object, ...]]:
+def _identity(model: Classifier, made: Provenance | None, *, of: str) -> tuple[Provenance, tuple[object, ...]]:
     """The model's own record, and the signature of its module.
 
-    ModelError for what is no classifier, or not the one that made the table or guard.
+    ModelError for one that is not the one that made the table or guard.
     """
-    if not isinstance(model, Classifier):
-        raise ModelError(
-            f"{of}: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
-            f"Wrap it: dubito.wrap(module, transform=...)."
-        )
     own, signed = model_identity(model), signature(eager(model.module))
     if made and (reason := made.difference(own)):
         raise ModelError(

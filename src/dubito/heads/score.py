@@ -37,6 +37,7 @@ from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head
 from dubito.metrics import MedianSpread, RankedScore, median_spread
+from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
 from dubito.storage import locked, parse_json, write_json
 from dubito.table import Table
@@ -186,16 +187,17 @@ class UncertaintyHead(Score):
         return cls.of(find_head(name, **hub))
 
     @classmethod
-    def for_model(cls, model: Classifier, *, shipped_only: bool = False) -> "UncertaintyHead":
+    def for_model(cls, model: Classifier | str, *, shipped_only: bool = False) -> "UncertaintyHead":
         """The head for exactly this model, one of your own or one that ships with dubito.
 
         Its backbone must have the same weights to the last bit. Of several heads your own come first, of those the
         training that ended last (its median seed) where that was recorded, then the first by name.
 
         Args:
-            model: A model from dubito.load or dubito.wrap.
+            model: A model from dubito.load or dubito.wrap, or a name, which is loaded.
             shipped_only: Whether to ignore your own heads, so that the result is the same on every machine.
         """
+        model = as_classifier(model, by="head")
         entry = entry_for(model_identity(model), shipped_only=shipped_only)
         if entry is None:
             raise ModelError(

@@ -27,7 +27,7 @@ from dubito.models.weights import fits, head_size, put_weights, read_weights, un
 from dubito.models.wrap import WrappedClassifier, eager, wrap
 from dubito.storage import checksum
 from dubito.threads import Lock
-from dubito.types import Json
+from dubito.types import Classifier, Json
 
 Weights = Literal["pretrained"] | str | Path | None
 
@@ -105,6 +105,23 @@ def load(
         settings["classes"] = names
     model = wrap(settings.pop("module"), device=device, name=name, **settings)
     model.checkpoint = None if path is None else checkpoint_of(path)
+    return model
+
+
+def as_classifier(model: object, *, by: str) -> Classifier:
+    """A model as users pass it: one from `load` or `wrap` as it is, a name loaded; ModelError for anything else.
+
+    Args:
+        model: What stands in the place of the model.
+        by: The function that the user called.
+    """
+    if isinstance(model, str):
+        return load(model)
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"{by}: model must be a name such as 'timm:resnet50', or come from dubito.load or dubito.wrap; got "
+            f"{type(model).__name__}. Wrap a module: dubito.wrap(module, transform=...)."
+        )
     return model
 
 

@@ -25,7 +25,7 @@ from dubito.choices import Keep
 from dubito.errors import ModelError
 from dubito.metrics.information import sub_ensembles
 from dubito.metrics.streaming import MemberStream, VarianceStream, check_temperature
-from dubito.models.load import with_weights
+from dubito.models.load import as_classifier, with_weights
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes.forward import as_classes
 from dubito.table.provenance import describe_difference
@@ -113,9 +113,9 @@ class Members(EnsembleProbe):
     """Members that are models of their own.
 
     Attributes:
-        models: From dubito.load or dubito.wrap, with the transform and the classes of the extracted model, which is a
-            member only if it is listed. For models with transforms of their own, extract each and join the tables with
-            `dubito.ensemble`.
+        models: From dubito.load or dubito.wrap, or names, with the transform and the classes of the extracted model,
+            which is a member only if it is listed. For models with transforms of their own, extract each and join the
+            tables with `dubito.ensemble`.
         name: Of the columns.
 
     >>> import dubito
@@ -129,13 +129,8 @@ class Members(EnsembleProbe):
     name: str = field(default=MEMBERS, kw_only=True)
 
     def __post_init__(self) -> None:
-        models = [self.models] if isinstance(self.models, Classifier) else list(self.models)
-        for place, model in enumerate(models):
-            if not isinstance(model, Classifier):
-                raise ModelError(
-                    f"{self.name}: models must come from dubito.load or dubito.wrap; got {type(model).__name__} at "
-                    f"place {place}. Wrap it: dubito.wrap(module, transform=...)."
-                )
+        listed = [self.models] if isinstance(self.models, Classifier | str) else self.models
+        models = [as_classifier(one, by=f"{self.name}, place {place}") for place, one in enumerate(listed)]
         if len(models) < 2:
             raise ModelError(
                 f"{self.name}: an ensemble has at least two members; got {len(models) or 'none'}. With one model, use "
@@ -147,7 +142,7 @@ class Members(EnsembleProbe):
     @classmethod
     def checkpoints(
         cls,
-        model: WrappedClassifier,
+        model: WrappedClassifier | str,
         paths: Sequence[str | Path],
         *,
         keep: Keep = "summary",
@@ -157,7 +152,7 @@ class Members(EnsembleProbe):
         """One architecture with the weights of several files, such as several runs or epochs of a training.
 
         Args:
-            model: Its module is copied once per file; its own weights are not a member.
+            model: Its module is copied once per file; its own weights are not a member. A name is loaded.
             paths: Safetensors files, or PyTorch files of tensors only; no pickle is executed.
             keep: "summary", or "logits" to keep those of each member as well.
             temperature: Divides logits before they are summed up.
@@ -165,7 +160,8 @@ class Members(EnsembleProbe):
         """
         if isinstance(paths, str | Path):
             raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Pass at least two.")
-        models = [with_weights(model, path) for path in paths]
+        whole: Any = as_classifier(model, by="checkpoints")
+        models = [with_weights(whole, path) for path in paths]
         return cls(models, name="checkpoints", keep=keep, temperature=temperature, variance=variance)
 
     def __len__(self) -> int:

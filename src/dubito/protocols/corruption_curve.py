@@ -29,6 +29,7 @@ from dubito.data.corruptions import CORRUPTIONS, Corrupted
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval, mean
+from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
 from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_bootstrap, check_choice
@@ -133,7 +134,7 @@ class CorruptionCurves(Result):
 
 
 def corruption_curve(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
-    model: Classifier,
+    model: Classifier | str,
     images: Any,
     scores: Mapping[str, Score],
     to: str | Path,
@@ -149,7 +150,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     """Run the model over the images at every severity, or open what was run before, and score each level.
 
     Args:
-        model: A classifier from dubito.load or dubito.wrap.
+        model: A classifier from dubito.load or dubito.wrap, or a name, which is loaded.
         images: Whatever dubito.open_images accepts, as long as it yields pictures; labels are not used.
         scores: Fitted scores by name.
         to: Folder for one cache per level: `clean`, `blur-1`, `blur-2` and so on.
@@ -165,6 +166,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     check_fitted_scores(scores, by="corruption_curve")
     opened = open_images(images)
     levels = _levels(opened, corruptions, severities, seed)
+    model = as_classifier(model, by="corruption_curve")  # once for all levels
     bootstrap = partial(interval, mean, confidence=confidence, resamples=resamples, seed=seed)
     values: dict[str, dict[str, Float[Tensor, "n"]]] = {}
     ids: list[str] = []
