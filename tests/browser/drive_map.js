@@ -5,7 +5,7 @@ async () => {
   "use strict";
   const at = (id) => document.getElementById(id);
   const [box, canvas, tip, ring, count] = ["map", "canvas", "tip", "ring", "count"].map(at);
-  const frame = () => new Promise((done) => setTimeout(done, 20));
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   const [middleX, middleY] = [box.clientWidth / 2, box.clientHeight / 2];
   const side = 0.46 * Math.min(box.clientWidth, box.clientHeight);
   const places = {

@@ -65,10 +65,24 @@ def test_what_the_script_reads_is_in_the_page(page):
 
 
 @pytest.fixture(scope="module")
-def shown(page, open_page):
-    """What the page shows when somebody points, searches, zooms and types."""
+def shown(page, open_page, renderer):
+    """What the page shows when somebody points, searches, zooms and types, with WebGL2 and without."""
     before = "window.alerts = 0; window.alert = () => { window.alerts += 1; };"
-    return open_page(page, before=before).evaluate(DRIVE.read_text())
+    return open_page(page, before=renderer + before).evaluate(DRIVE.read_text())
+
+
+def test_a_notebook_shows_the_page_in_a_frame(tmp_path, open_page, renderer):
+    (tmp_path / "notebook.html").write_text(f"<!doctype html>{square()._repr_html_()}")
+    notebook = open_page(tmp_path / "notebook.html", before=renderer)
+    frame = notebook.frame_locator("iframe")
+    frame.get_by_text("5 images", exact=True).wait_for()
+    shades = frame.locator("#canvas").evaluate(
+        """(canvas) => new Promise((done) => requestAnimationFrame(() => setTimeout(() => {
+          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+          done(new Set(new Uint32Array(data.buffer)).size);
+        })))"""
+    )
+    assert shades > 10
 
 
 def test_it_begins_with_all_images_and_their_classes(shown):

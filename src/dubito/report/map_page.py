@@ -143,8 +143,7 @@ def map_page(
 
 def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
     """Everything the script needs: coordinates from 0 to 1, and what is shown of each image."""
-    middle, extent = (drawn.points.max(0) + drawn.points.min(0)) / 2, np.ptp(drawn.points, axis=0)
-    span = float(extent.max()) or 1.0
+    middle, span = (drawn.points.max(0) + drawn.points.min(0)) / 2, float(np.ptp(drawn.points, axis=0).max()) or 1.0
     places = 0.5 + (drawn.points - middle) / span
     colourings: Json = {}
     for name, texts in drawn.class_names.items():
@@ -154,7 +153,6 @@ def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
     return {
         "x": np.round(places[:, 0], 5).tolist(),
         "y": np.round(1 - places[:, 1], 5).tolist(),
-        "extent": np.maximum(extent / span, 0.01).round(5).tolist(),
         "u": np.round(drawn.u, drawn.decimals + 1).tolist(),
         "share": np.round(drawn.share, 3).tolist(),
         "id": list(drawn.ids),

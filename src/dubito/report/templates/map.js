@@ -1,411 +1,350 @@
-"use strict";
-(() => {
-  const at = (id) => document.getElementById(id);
-  const data = JSON.parse(at("data").textContent);
-  const [box, canvas, ring, tip, key, find, from, to] = ["map", "canvas", "ring", "tip", "key", "find", "from", "to"].map(at);
-  const brush = canvas.getContext("2d");
-  const points = data.x.length;
-  const all = [...Array(points).keys()];
-  // The uncertain ones first, so that the clear ones stay visible on top of them.
-  const order = [...all].sort((a, b) => data.share[b] - data.share[a]);
-  const sorted = [...all].sort((a, b) => data.u[a] - data.u[b]);
-  const rank = new Uint32Array(points);
-  sorted.forEach((i, place) => (rank[i] = place));
-  const mix = ([low, high], share) => low + (high - low) * share;
-  const opacity = data.share.map((share) => mix(data.opacity, share));
-  const radius = data.share.map((share) => mix(data.radius, share));
-  const FARTHEST = 80;
-  const STEPS = 32;
+// With points.js, which comes first in the page's one script.
+const at = (id) => document.getElementById(id);
+const data = JSON.parse(at("data").textContent);
+const [box, canvas, ring, tip, key, find, from, to] = ["map", "canvas", "ring", "tip", "key", "find", "from", "to"].map(at);
+const n = data.x.length;
+const all = [...Array(n).keys()];
+const sorted = [...all].sort((a, b) => data.u[a] - data.u[b]);
+const rank = new Uint32Array(n);
+sorted.forEach((i, place) => (rank[i] = place));
+const STEPS = 32;
 
-  // What is looked at: a part of the map, a colouring, and the images that are not filtered away.
-  const view = { scale: 1, x: 0, y: 0 };
-  const seen = new Uint8Array(points);
-  const hidden = new Set();
-  const thumbnails = new Map(Object.entries(data.thumbnails).map(([i, address]) => [Number(i), address]));
-  let colouring = null;
-  let colours = new Map();
-  let shades = [];
-  let paper = "";
-  let lit = null;
-  let marked = -1;
-  let [width, height, unit, shrink] = [0, 0, 0, 1];
+const points = new Points(canvas);
+const [view, shares] = [points.view, Float32Array.from(data.share)];
+const other = rgb(data.other);
+points.set({
+  xy: Float32Array.from(all.flatMap((i) => [data.x[i], data.y[i]])),
+  shares,
+  ringed: Uint32Array.from(data.ringed),
+  radius: data.radius,
+  opacity: data.opacity,
+  ghost: other,
+});
 
-  /** Pixels of the unit that places are in: the whole map just fits into the box. */
-  const fit = () => {
-    [width, height] = [box.clientWidth, box.clientHeight];
-    unit = 0.92 * Math.min(width / data.extent[0], height / data.extent[1]);
-    shrink = Math.min(1, Math.max(0.5, Math.min(width, height) / 600));
-    at("sizes").style.setProperty("--k", shrink);
-  };
-  const placeX = (i) => width / 2 + (data.x[i] - 0.5 + view.x) * unit * view.scale;
-  const placeY = (i) => height / 2 + (data.y[i] - 0.5 + view.y) * unit * view.scale;
-  const size = (i) => radius[i] * shrink * Math.sqrt(view.scale);
-  const colour = (i) => {
-    if (colouring === null) return shades[Math.round(data.share[i] * STEPS)];
-    return colours.get(colouring.of[i]) || data.other;
-  };
-  const group = (i) => (colours.has(colouring.of[i]) ? colouring.of[i] : -1);
+// What is looked at: a colouring, the places of its classes among the colours, and the images that are not filtered away.
+const seen = new Uint8Array(n);
+const hidden = new Set();
+const thumbnails = new Map(Object.entries(data.thumbnails).map(([i, address]) => [Number(i), address]));
+let colouring = null;
+let colours = new Map();
+let marked = -1;
 
-  const dot = (x, y, r) => {
-    brush.beginPath();
-    brush.arc(x, y, r, 0, 2 * Math.PI);
-    brush.fill();
-  };
+const group = (i) => (colours.has(colouring.of[i]) ? colouring.of[i] : -1);
 
-  /** A ring in the image's own colour, on a wider line in the paper's, which sets it apart from circles behind it. */
-  const outline = (i) => {
-    brush.beginPath();
-    brush.arc(placeX(i), placeY(i), size(i), 0, 2 * Math.PI);
-    for (const [wide, shade] of [[3.5, paper], [1.75, colour(i)]]) {
-      brush.globalAlpha = 0.95;
-      brush.lineWidth = wide;
-      brush.strokeStyle = shade;
-      brush.stroke();
+/** Show the images that are not filtered away; of one class alone, if it is given. */
+const show = (lit = null) => {
+  points.set({ mask: lit === null ? seen : seen.map((one, i) => one && Number(group(i) === lit)) });
+  draw();
+};
+
+/** Colour the circles, and what lies below rings, for light or dark. */
+const paint = () => {
+  const shades = colouring === null ? readShades() : data.colours.map(rgb);
+  const shade = colouring === null ? (i) => Math.round(shares[i] * STEPS) : (i) => colours.get(colouring.of[i]);
+  const bytes = new Uint8Array(3 * n);
+  for (const i of all) bytes.set(shades[shade(i)] ?? other, 3 * i);
+  points.set({ colours: bytes, paper: rgb(getComputedStyle(box).backgroundColor) });
+};
+
+const draw = () => {
+  points.draw();
+  mark();
+};
+
+const spoken = (value) => String(value).replace("-", "\u2212");
+
+const line = (tag, text) => {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  return element;
+};
+
+// The ring and the tooltip lie above the canvas: pointing at another redraws nothing.
+const mark = () => {
+  ring.hidden = marked < 0;
+  if (marked < 0) return;
+  const [[x, y], r] = [points.toScreen(marked), points.size(marked) + 3];
+  Object.assign(ring.style, { left: `${x - r}px`, top: `${y - r}px`, width: `${2 * r}px`, height: `${2 * r}px` });
+  const { width, height } = points;
+  const right = x + r + 8 + tip.offsetWidth <= width;
+  const left = right ? x + r + 8 : x - r - 8 - tip.offsetWidth;
+  tip.style.left = `${Math.max(4, Math.min(left, width - tip.offsetWidth - 4))}px`;
+  tip.style.top = `${Math.max(4, Math.min(y - tip.offsetHeight / 2, height - tip.offsetHeight - 4))}px`;
+};
+
+const tell = (i) => {
+  tip.hidden = i < 0;
+  if (i >= 0 && i !== marked) {
+    tip.replaceChildren();
+    if (thumbnails.has(i)) {
+      const image = document.createElement("img");
+      Object.assign(image, { src: thumbnails.get(i), alt: "", onload: mark });
+      tip.append(image);
     }
-  };
-
-  const paint = () => {
-    waiting = 0;
-    const dense = window.devicePixelRatio || 1;
-    const [w, h] = [Math.round(width * dense), Math.round(height * dense)];
-    if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
-    brush.setTransform(dense, 0, 0, dense, 0, 0);
-    brush.clearRect(0, 0, width, height);
-    for (const ghosts of [true, false]) {
-      for (const i of order) {
-        const away = !seen[i] || (lit !== null && group(i) !== lit);
-        const [x, y, r] = [placeX(i), placeY(i), away ? data.radius[0] * shrink : size(i)];
-        if (away !== ghosts || x < -r || y < -r || x > width + r || y > height + r) continue;
-        brush.globalAlpha = away ? 0.18 : opacity[i];
-        brush.fillStyle = away ? data.other : colour(i);
-        dot(x, y, r);
-      }
+    tip.append(line("b", data.id[i]), line("span", `${data.score.replaceAll("_", " ")} ${spoken(data.u[i])}`));
+    for (const [name, { classes, of }] of Object.entries(data.colourings)) {
+      tip.append(line("span", `${name}: ${classes[of[i]]}`));
     }
-    for (const i of data.ringed) {
-      if (seen[i] && (lit === null || group(i) === lit)) outline(i);
-    }
-    mark();
-  };
-  let waiting = 0;
-  const draw = () => {
-    waiting ||= requestAnimationFrame(paint);
-  };
+  }
+  marked = i;
+  mark();
+};
 
-  const spoken = (value) => String(value).replace("-", "\u2212");
+const move = (x, y) => {
+  points.pan(x, y);
+  mark();
+};
 
-  const line = (tag, text) => {
-    const element = document.createElement(tag);
-    element.textContent = text;
-    return element;
-  };
+const zoom = (factor, x, y) => {
+  points.zoom(factor, x, y);
+  // The whole map lets a finger scroll the page; a part of it is moved by the finger.
+  canvas.style.touchAction = view.scale === 1 ? "pan-y" : "none";
+  mark();
+};
 
-  // The ring and the tooltip lie above the canvas: pointing at another redraws nothing.
-  const mark = () => {
-    ring.hidden = marked < 0;
-    if (marked < 0) return;
-    const [x, y, r] = [placeX(marked), placeY(marked), size(marked) + 3];
-    Object.assign(ring.style, { left: `${x - r}px`, top: `${y - r}px`, width: `${2 * r}px`, height: `${2 * r}px` });
-    const right = x + r + 8 + tip.offsetWidth <= width;
-    const left = right ? x + r + 8 : x - r - 8 - tip.offsetWidth;
-    tip.style.left = `${Math.max(4, Math.min(left, width - tip.offsetWidth - 4))}px`;
-    tip.style.top = `${Math.max(4, Math.min(y - tip.offsetHeight / 2, height - tip.offsetHeight - 4))}px`;
-  };
+/** Bring an image into sight, zoomed in if a scale is given. */
+const visit = (i, scale = view.scale) => {
+  if (scale !== view.scale) zoom(scale / view.scale);
+  const [[x, y], { width, height }] = [points.toScreen(i), points];
+  const out = x < 20 || y < 20 || x > width - 20 || y > height - 20;
+  if (out || scale > 1) move(width / 2 - x, height / 2 - y);
+  tell(i);
+};
 
-  const tell = (i) => {
-    tip.hidden = i < 0;
-    if (i >= 0 && i !== marked) {
-      tip.replaceChildren();
-      if (thumbnails.has(i)) {
-        const image = document.createElement("img");
-        Object.assign(image, { src: thumbnails.get(i), alt: "", onload: mark });
-        tip.append(image);
-      }
-      tip.append(line("b", data.id[i]), line("span", `${data.score.replaceAll("_", " ")} ${spoken(data.u[i])}`));
-      for (const [name, { classes, of }] of Object.entries(data.colourings)) {
-        tip.append(line("span", `${name}: ${classes[of[i]]}`));
-      }
-    }
-    marked = i;
-    mark();
-  };
+/** The next image in a direction: not far, and not much aside. */
+const step = (dx, dy) => {
+  const [x, y] = marked < 0 ? [points.width / 2, points.height / 2] : points.toScreen(marked);
+  let [best, least] = [-1, Infinity];
+  for (const i of all) {
+    if (!seen[i] || i === marked) continue;
+    const [toX, toY] = points.toScreen(i);
+    const [ex, ey] = [toX - x, toY - y];
+    const [along, aside] = [ex * dx + ey * dy, Math.abs(ex * dy) + Math.abs(ey * dx)];
+    if (along > 0.5 && aside <= along && along + 2 * aside < least) [best, least] = [i, along + 2 * aside];
+  }
+  if (marked < 0) best = points.pick(x, y, Infinity);
+  if (best >= 0) visit(best);
+};
 
-  /** The image whose centre is nearest, among circles under the pointer or `reach` pixels away. */
-  const nearest = (x, y, reach) => {
-    let [best, least] = [-1, Infinity];
-    for (let i = 0; i < points; i += 1) {
-      if (!seen[i]) continue;
-      const away = Math.hypot(placeX(i) - x, placeY(i) - y);
-      if (away < least && away < size(i) + reach) [best, least] = [i, away];
-    }
-    return best;
-  };
-
-  const move = (x, y) => {
-    view.x += x / (unit * view.scale);
-    view.y += y / (unit * view.scale);
-    draw();
-  };
-
-  const zoom = (factor, x = width / 2, y = height / 2) => {
-    const scale = factor === 0 ? 1 : Math.min(FARTHEST, Math.max(1, view.scale * factor));
-    const [dx, dy] = [(x - width / 2) / unit, (y - height / 2) / unit];
-    view.x += dx / scale - dx / view.scale;
-    view.y += dy / scale - dy / view.scale;
-    view.scale = scale;
-    if (scale === 1) Object.assign(view, { x: 0, y: 0 });
-    // The whole map lets a finger scroll the page; a part of it is moved by the finger.
-    canvas.style.touchAction = scale === 1 ? "pan-y" : "none";
-    draw();
-  };
-
-  /** Bring an image into sight, zoomed in if a scale is given. */
-  const visit = (i, scale = view.scale) => {
-    if (scale !== view.scale) zoom(scale / view.scale);
-    const [x, y] = [placeX(i), placeY(i)];
-    const out = x < 20 || y < 20 || x > width - 20 || y > height - 20;
-    if (out || scale > 1) move(width / 2 - x, height / 2 - y);
-    tell(i);
-  };
-
-  /** The next image in a direction: not far, and not much aside. */
-  const step = (dx, dy) => {
-    const [x, y] = marked < 0 ? [width / 2, height / 2] : [placeX(marked), placeY(marked)];
-    let [best, least] = [-1, Infinity];
-    for (let i = 0; i < points; i += 1) {
-      if (!seen[i] || i === marked) continue;
-      const [ex, ey] = [placeX(i) - x, placeY(i) - y];
-      const [along, aside] = [ex * dx + ey * dy, Math.abs(ex * dy) + Math.abs(ey * dx)];
-      if (along > 0.5 && aside <= along && along + 2 * aside < least) [best, least] = [i, along + 2 * aside];
-    }
-    if (marked < 0) best = nearest(x, y, Infinity);
-    if (best >= 0) visit(best);
-  };
-
-  const item = (shade, name, number, many) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", String(!hidden.has(number)));
-    const sample = document.createElement("i");
-    sample.style.setProperty("--c", shade);
-    button.append(sample, line("span", `${name} (${many})`));
-    button.addEventListener("click", () => {
-      if (!hidden.delete(number)) hidden.add(number);
-      update();
-    });
-    const light = (one) => () => {
-      lit = one;
-      draw();
-    };
-    for (const [event, one] of Object.entries({ pointerenter: number, focus: number, pointerleave: null, blur: null })) {
-      button.addEventListener(event, light(hidden.has(number) ? null : one));
-    }
-    const element = document.createElement("li");
-    element.append(button);
-    return element;
-  };
-
-  /** The images that are searched for: by the whole name of a class, else by a part of any name. */
-  const matching = () => {
-    const text = find.value.trim().toLowerCase();
-    if (text === "") return () => true;
-    const by = Object.values(data.colourings).map(({ classes, of }) => ({ of, names: classes.map((one) => one.toLowerCase()) }));
-    const exact = by.some(({ names }) => names.includes(text));
-    const fits = by.map(({ of, names }) => {
-      const matches = names.map((name) => (exact ? name === text : name.includes(text)));
-      return (i) => matches[of[i]];
-    });
-    return (i) => fits.some((fit) => fit(i)) || (!exact && data.id[i].toLowerCase().includes(text));
-  };
-
-  const update = () => {
-    const fits = all.filter(matching());
-    const [low, high] = [from, to].map((input) => Math.round((Number(input.value) / 100) * (points - 1)));
-    const counts = new Map();
-    if (colouring !== null) for (const i of fits) counts.set(colouring.of[i], (counts.get(colouring.of[i]) || 0) + 1);
-    // If there are more classes than colours, those of the images in view have them, in their order.
-    const present = [...counts.keys()].sort((a, b) => a - b);
-    const enough = colouring !== null && colouring.classes.length <= data.colours.length;
-    const chosen = present.slice(0, data.colours.length).map((one, place) => [one, data.colours[enough ? one : place]]);
-    colours = new Map(chosen);
-    seen.fill(0);
-    for (const i of fits) {
-      seen[i] = rank[i] >= low && rank[i] <= high && (colouring === null || !hidden.has(group(i))) ? 1 : 0;
-    }
-    const rest = present.slice(data.colours.length).reduce((sum, one) => sum + counts.get(one), 0);
-    const items = chosen.map(([one, shade]) => item(shade, colouring.classes[one], one, counts.get(one)));
-    if (rest) items.push(item(data.other, `${present.length - chosen.length} other classes`, -1, rest));
-    // The buttons are new ones: who was at one of them by the keyboard stays there.
-    const held = [...key.children].findIndex((one) => one.contains(document.activeElement));
-    key.replaceChildren(...items);
-    lit = null;
-    items[held]?.firstChild.focus();
-    const many = seen.reduce((sum, one) => sum + one, 0);
-    const total = `${points.toLocaleString("en")} image${points === 1 ? "" : "s"}`;
-    at("count").textContent = many === points ? total : `${many.toLocaleString("en")} of ${total}`;
-    const [least, most] = [sorted[low], sorted[high]].map((i) => spoken(data.u[i]));
-    at("span").textContent = `${least} to ${most}`;
-    at("all").hidden = many === points;
-    if (marked >= 0 && !seen[marked]) tell(-1);
-    draw();
-  };
-
-  const showAll = () => {
-    [find.value, from.value, to.value] = ["", 0, 100];
-    hidden.clear();
+const item = (shade, name, number, many) => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.setAttribute("aria-pressed", String(!hidden.has(number)));
+  const sample = document.createElement("i");
+  sample.style.setProperty("--c", shade);
+  button.append(sample, line("span", `${name} (${many})`));
+  button.addEventListener("click", () => {
+    if (!hidden.delete(number)) hidden.add(number);
     update();
-  };
-
-  const choose = (name) => {
-    colouring = data.colourings[name] || null;
-    hidden.clear();
-    at("sizes").classList.toggle("shaded", colouring === null);
-    update();
-  };
-
-  /** The scale from certain to uncertain, as the style sheet defines it for light and dark. */
-  const readShades = () => {
-    const sample = document.createElement("i");
-    sample.className = "shade";
-    box.append(sample);
-    shades = Array.from({ length: STEPS + 1 }, (_, place) => {
-      sample.style.setProperty("--f", place / STEPS);
-      return getComputedStyle(sample).color;
-    });
-    sample.remove();
-    paper = getComputedStyle(box).backgroundColor;
-  };
-
-  // One finger or the mouse moves the map, two fingers zoom it; a touch that did not move is a tap.
-  const fingers = new Map();
-  const spot = (event) => {
-    const edge = canvas.getBoundingClientRect();
-    return { x: event.clientX - edge.left, y: event.clientY - edge.top };
-  };
-  const span = ([a, b]) => ({ x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, wide: Math.hypot(a.x - b.x, a.y - b.y) });
-  let moved = false;
-
-  canvas.addEventListener("pointerdown", (event) => {
-    if (fingers.size === 0) moved = false;
-    fingers.set(event.pointerId, spot(event));
-    canvas.setPointerCapture(event.pointerId);
   });
-  canvas.addEventListener("pointermove", (event) => {
-    const now = spot(event);
-    const before = fingers.get(event.pointerId);
-    if (before === undefined) {
-      tell(nearest(now.x, now.y, 5));
-      return;
-    }
-    if (!moved && Math.hypot(now.x - before.x, now.y - before.y) < 4) return;
-    if (!moved) tell(-1);
-    moved = true;
-    canvas.classList.add("held");
-    if (fingers.size === 2) {
-      const old = span([...fingers.values()]);
-      fingers.set(event.pointerId, now);
-      const fresh = span([...fingers.values()]);
-      move(fresh.x - old.x, fresh.y - old.y);
-      zoom(fresh.wide / Math.max(old.wide, 1), fresh.x, fresh.y);
-      return;
-    }
+  for (const [event, one] of Object.entries({ pointerenter: number, focus: number, pointerleave: null, blur: null })) {
+    button.addEventListener(event, () => show(hidden.has(number) ? null : one));
+  }
+  const element = document.createElement("li");
+  element.append(button);
+  return element;
+};
+
+/** The images that are searched for: by the whole name of a class, else by a part of any name. */
+const matching = () => {
+  const text = find.value.trim().toLowerCase();
+  if (text === "") return () => true;
+  const by = Object.values(data.colourings).map(({ classes, of }) => ({ of, names: classes.map((one) => one.toLowerCase()) }));
+  const exact = by.some(({ names }) => names.includes(text));
+  const fits = by.map(({ of, names }) => {
+    const matches = names.map((name) => (exact ? name === text : name.includes(text)));
+    return (i) => matches[of[i]];
+  });
+  return (i) => fits.some((fit) => fit(i)) || (!exact && data.id[i].toLowerCase().includes(text));
+};
+
+const update = () => {
+  const fits = all.filter(matching());
+  const [low, high] = [from, to].map((input) => Math.round((Number(input.value) / 100) * (n - 1)));
+  const counts = new Map();
+  if (colouring !== null) for (const i of fits) counts.set(colouring.of[i], (counts.get(colouring.of[i]) || 0) + 1);
+  // If there are more classes than colours, those of the images in view have them, in their order.
+  const present = [...counts.keys()].sort((a, b) => a - b);
+  const enough = colouring !== null && colouring.classes.length <= data.colours.length;
+  const chosen = present.slice(0, data.colours.length);
+  colours = new Map(chosen.map((one, place) => [one, enough ? one : place]));
+  seen.fill(0);
+  for (const i of fits) {
+    seen[i] = rank[i] >= low && rank[i] <= high && (colouring === null || !hidden.has(group(i))) ? 1 : 0;
+  }
+  const rest = present.slice(data.colours.length).reduce((sum, one) => sum + counts.get(one), 0);
+  const items = chosen.map((one) => item(data.colours[colours.get(one)], colouring.classes[one], one, counts.get(one)));
+  if (rest) items.push(item(data.other, `${present.length - chosen.length} other classes`, -1, rest));
+  // The buttons are new ones: who was at one of them by the keyboard will stay there.
+  const held = [...key.children].findIndex((one) => one.contains(document.activeElement));
+  key.replaceChildren(...items);
+  const many = seen.reduce((sum, one) => sum + one, 0);
+  const total = `${n.toLocaleString("en")} image${n === 1 ? "" : "s"}`;
+  at("count").textContent = many === n ? total : `${many.toLocaleString("en")} of ${total}`;
+  const [least, most] = [sorted[low], sorted[high]].map((i) => spoken(data.u[i]));
+  at("span").textContent = `${least} to ${most}`;
+  at("all").hidden = many === n;
+  if (marked >= 0 && !seen[marked]) tell(-1);
+  paint();
+  show();
+  items[held]?.firstChild.focus();
+};
+
+const showAll = () => {
+  [find.value, from.value, to.value] = ["", 0, 100];
+  hidden.clear();
+  update();
+};
+
+const choose = (name) => {
+  colouring = data.colourings[name] || null;
+  hidden.clear();
+  at("sizes").classList.toggle("shaded", colouring === null);
+  update();
+};
+
+/** The scale from certain to uncertain, as the style sheet defines it for light and dark. */
+const readShades = () => {
+  const sample = document.createElement("i");
+  sample.className = "shade";
+  box.append(sample);
+  const shades = Array.from({ length: STEPS + 1 }, (_, place) => {
+    sample.style.setProperty("--f", place / STEPS);
+    return rgb(getComputedStyle(sample).color);
+  });
+  sample.remove();
+  return shades;
+};
+
+// One finger or the mouse moves the map, two fingers zoom it; a touch that did not move is a tap.
+const fingers = new Map();
+const spot = (event) => {
+  const edge = canvas.getBoundingClientRect();
+  return { x: event.clientX - edge.left, y: event.clientY - edge.top };
+};
+const span = ([a, b]) => ({ x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, wide: Math.hypot(a.x - b.x, a.y - b.y) });
+let moved = false;
+
+canvas.addEventListener("pointerdown", (event) => {
+  if (fingers.size === 0) moved = false;
+  fingers.set(event.pointerId, spot(event));
+  canvas.setPointerCapture(event.pointerId);
+});
+canvas.addEventListener("pointermove", (event) => {
+  const now = spot(event);
+  const before = fingers.get(event.pointerId);
+  if (before === undefined) {
+    tell(points.pick(now.x, now.y, 5));
+    return;
+  }
+  if (!moved && Math.hypot(now.x - before.x, now.y - before.y) < 4) return;
+  if (!moved) tell(-1);
+  moved = true;
+  canvas.classList.add("held");
+  if (fingers.size === 2) {
+    const old = span([...fingers.values()]);
     fingers.set(event.pointerId, now);
-    move(now.x - before.x, now.y - before.y);
-  });
-  const release = (event) => {
-    fingers.delete(event.pointerId);
-    if (fingers.size === 0) canvas.classList.remove("held");
-  };
-  canvas.addEventListener("pointerup", (event) => {
-    release(event);
-    if (moved) return;
-    const { x, y } = spot(event);
-    tell(nearest(x, y, event.pointerType === "mouse" ? 5 : 16));
-  });
-  canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", (event) => {
-    if (event.pointerType === "mouse") tell(-1);
-  });
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      // There is nothing farther away than the whole map: the page scrolls on.
-      if (view.scale === 1 && event.deltaY > 0 && !event.ctrlKey) return;
-      event.preventDefault();
-      const { x, y } = spot(event);
-      tell(-1);
-      zoom(Math.exp(-event.deltaY / (event.ctrlKey ? 100 : 400)), x, y);
-    },
-    { passive: false },
-  );
-  canvas.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const keys = {
-      ArrowLeft: () => step(-1, 0),
-      ArrowRight: () => step(1, 0),
-      ArrowUp: () => step(0, -1),
-      ArrowDown: () => step(0, 1),
-      "+": () => zoom(1.5),
-      "=": () => zoom(1.5),
-      "-": () => zoom(1 / 1.5),
-      0: () => zoom(0),
-      Escape: () => tell(-1),
-    };
-    if (!Object.hasOwn(keys, event.key)) return;
+    const fresh = span([...fingers.values()]);
+    move(fresh.x - old.x, fresh.y - old.y);
+    zoom(fresh.wide / Math.max(old.wide, 1), fresh.x, fresh.y);
+    return;
+  }
+  fingers.set(event.pointerId, now);
+  move(now.x - before.x, now.y - before.y);
+});
+const release = (event) => {
+  fingers.delete(event.pointerId);
+  if (fingers.size === 0) canvas.classList.remove("held");
+};
+canvas.addEventListener("pointerup", (event) => {
+  release(event);
+  if (moved) return;
+  const { x, y } = spot(event);
+  tell(points.pick(x, y, event.pointerType === "mouse" ? 5 : 16));
+});
+canvas.addEventListener("pointercancel", release);
+canvas.addEventListener("pointerleave", (event) => {
+  if (event.pointerType === "mouse") tell(-1);
+});
+canvas.addEventListener(
+  "wheel",
+  (event) => {
+    // There is nothing farther away than the whole map: the page scrolls on.
+    if (view.scale === 1 && event.deltaY > 0 && !event.ctrlKey) return;
     event.preventDefault();
-    keys[event.key]();
-  });
+    const { x, y } = spot(event);
+    tell(-1);
+    zoom(Math.exp(-event.deltaY / (event.ctrlKey ? 100 : 400)), x, y);
+  },
+  { passive: false },
+);
+canvas.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const keys = {
+    ArrowLeft: () => step(-1, 0),
+    ArrowRight: () => step(1, 0),
+    ArrowUp: () => step(0, -1),
+    ArrowDown: () => step(0, 1),
+    "+": () => zoom(1.5),
+    "=": () => zoom(1.5),
+    "-": () => zoom(1 / 1.5),
+    0: () => zoom(0),
+    Escape: () => tell(-1),
+  };
+  if (!Object.hasOwn(keys, event.key)) return;
+  event.preventDefault();
+  keys[event.key]();
+});
 
-  for (const button of document.querySelectorAll("[data-zoom]")) {
-    button.addEventListener("click", () => zoom(Number(button.dataset.zoom)));
-  }
-  for (const row of document.querySelectorAll("[data-place]")) {
-    const name = row.querySelector("th");
-    const button = line("button", name.textContent);
-    Object.assign(button, { type: "button", title: "show on the map" });
-    button.addEventListener("click", () => {
-      const i = Number(row.dataset.place);
-      if (!seen[i]) showAll();
-      box.scrollIntoView({ block: "center" });
-      canvas.focus({ preventScroll: true });
-      visit(i, Math.max(view.scale, 4));
-    });
-    name.replaceChildren(button);
-  }
-  for (const name of [...Object.keys(data.colourings), "uncertainty"]) {
-    const label = document.createElement("label");
-    const input = document.createElement("input");
-    Object.assign(input, { type: "radio", name: "colour", value: name, checked: name === data.first });
-    input.addEventListener("change", () => choose(name));
-    label.append(input, line("span", name));
-    at("colours").append(label);
-  }
-  const names = new Set(Object.values(data.colourings).flatMap(({ classes }) => classes));
-  at("names").append(...[...names].sort().map((name) => Object.assign(document.createElement("option"), { value: name })));
-  find.addEventListener("input", () => {
-    hidden.clear();
-    update();
+for (const button of document.querySelectorAll("[data-zoom]")) {
+  button.addEventListener("click", () => zoom(Number(button.dataset.zoom)));
+}
+for (const row of document.querySelectorAll("[data-place]")) {
+  const name = row.querySelector("th");
+  const button = line("button", name.textContent);
+  Object.assign(button, { type: "button", title: "show on the map" });
+  button.addEventListener("click", () => {
+    const i = Number(row.dataset.place);
+    if (!seen[i]) showAll();
+    box.scrollIntoView({ block: "center" });
+    canvas.focus({ preventScroll: true });
+    visit(i, Math.max(view.scale, 4));
   });
-  from.addEventListener("input", () => {
-    if (Number(to.value) < Number(from.value)) to.value = from.value;
-    update();
-  });
-  to.addEventListener("input", () => {
-    if (Number(to.value) < Number(from.value)) from.value = to.value;
-    update();
-  });
-  at("all").addEventListener("click", showAll);
-  at("controls").addEventListener("submit", (event) => event.preventDefault());
-  at("controls").hidden = false;
-  at("zoom").hidden = false;
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    readShades();
-    draw();
-  });
-  new ResizeObserver(() => {
-    fit();
-    draw();
-  }).observe(box);
-  fit();
-  readShades();
-  choose(data.first);
-})();
+  name.replaceChildren(button);
+}
+for (const name of [...Object.keys(data.colourings), "uncertainty"]) {
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  Object.assign(input, { type: "radio", name: "colour", value: name, checked: name === data.first });
+  input.addEventListener("change", () => choose(name));
+  label.append(input, line("span", name));
+  at("colours").append(label);
+}
+const names = new Set(Object.values(data.colourings).flatMap(({ classes }) => classes));
+at("names").append(...[...names].sort().map((name) => Object.assign(document.createElement("option"), { value: name })));
+find.addEventListener("input", () => {
+  hidden.clear();
+  update();
+});
+from.addEventListener("input", () => {
+  if (Number(to.value) < Number(from.value)) to.value = from.value;
+  update();
+});
+to.addEventListener("input", () => {
+  if (Number(to.value) < Number(from.value)) from.value = to.value;
+  update();
+});
+at("all").addEventListener("click", showAll);
+at("controls").addEventListener("submit", (event) => event.preventDefault());
+at("controls").hidden = false;
+at("zoom").hidden = false;
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  paint();
+  draw();
+});
+new ResizeObserver(() => {
+  points.resize();
+  at("sizes").style.setProperty("--k", points.shrink);
+  mark();
+}).observe(box);
+choose(data.first);

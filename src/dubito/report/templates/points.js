@@ -182,7 +182,7 @@ export class Points {
   /**
    * Any of these; the others stay as they are. `draw` shows them.
    *   xy        Float32Array(2n), x to the right, y down; at scale 1 all points just fit into the canvas
-   *   shares    Float32Array(n) of uncertainty, 0 to 1 (NaN: 0): the larger, the larger and more transparent the circle
+   *   shares    Float32Array(n) of uncertainty, 0 to 1 (not a number: 0): the larger, the larger and fainter the circle
    *   colours   Uint8Array(3n)
    *   mask      Uint8Array(n); 0 is a ghost: small, grey, faint, behind all others, and never picked
    *   ringed    Uint32Array(k), the points with a ring
