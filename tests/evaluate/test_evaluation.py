@@ -46,6 +46,8 @@ def test_as_text(result):
     title, *facts = str(result).splitlines()[:10]
     assert title == "cache/test: 240 images"
     assert facts[0] == "at 100 % coverage  38.8 % errors"  # 93 of 240
+    assert facts[2].startswith("at 80 % coverage ")
+    assert facts[2].endswith("(the best of 3, chosen on these images)")
     assert facts[4].startswith("accuracy           0.61")
     header, *body = str(result).splitlines()[10:]
     assert header.split("  ")[0] == "score"

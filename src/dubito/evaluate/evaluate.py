@@ -199,13 +199,15 @@ def errors_at_coverage(u: Float[Tensor, "n"], wrong: Shaped[Tensor, "n"]) -> Err
 def coverage_facts(errors: Mapping[str, ErrorsAtCoverage]) -> dict[str, str]:
     """By coverage, in words, the lowest error rate and the score that has it; empty without error rates.
 
-    >>> coverage_facts({"entropy": {0.8: 0.09, 1.0: 0.15}, "margin": {0.8: 0.1, 1.0: 0.15}})
-    {'at 100 % coverage': '15.0 % errors', 'at 80 % coverage': '9.0 % errors, by entropy'}
+    The lowest of several is lower than that score's error rate on other images, so the words say that it was chosen.
+
+    >>> coverage_facts({"entropy": {0.8: 0.09, 1.0: 0.15}, "margin": {0.8: 0.1, 1.0: 0.15}})["at 80 % coverage"]
+    '9.0 % errors, by entropy (the best of 2, chosen on these images)'
     """
-    facts = {}
+    facts, chosen = {}, f" (the best of {len(errors)}, chosen on these images)" if len(errors) > 1 else ""
     for coverage in sorted(next(iter(errors.values()), {}), reverse=True):
         best, rate = min(((name, rates[coverage]) for name, rates in errors.items()), key=lambda one: one[1])
-        by = f", by {best}" if coverage < 1 else ""
+        by = f", by {best}{chosen}" if coverage < 1 else ""
         facts[f"at {100 * coverage:g} % coverage"] = f"{100 * rate:.1f} % errors{by}"
     return facts
 
