@@ -52,6 +52,7 @@ class Result:
         columns: Keys of `records` that are shown as text; all of them if empty.
         naming: How many of the first columns name the row: a terminal too narrow for a table repeats them.
         keys: Keys of `records` where these are always the same, so that a file without rows has a header, too.
+        skipped: Images that could not be decoded, by id, each with the reason: they have no record.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
@@ -59,6 +60,7 @@ class Result:
     columns: ClassVar[Sequence[str]] = ()
     naming: ClassVar[int] = 1
     keys: ClassVar[Sequence[str]] = ()
+    skipped: Sequence[tuple[str, str]] = ()
 
     def __init_subclass__(cls) -> None:
         # Set before the dataclass looks: a repr of all fields would fill the screen.
@@ -101,9 +103,10 @@ class Result:
         return text
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write `records` as CSV; an interval becomes three columns."""
+        """Write `records` as CSV; an interval becomes three columns. What was skipped has a row with id and reason."""
         flat = [_flat(record) for record in self.records()]
-        header = _keys(flat) or list(self.keys)
+        flat += [{"id": name, "reason": reason} for name, reason in self.skipped]
+        header = list(dict.fromkeys([*self.keys, *_keys(flat)]))
         return write_csv(path, [header, *([record.get(key) for key in header] for record in flat)])
 
     def to_pandas(self) -> "pandas.DataFrame":

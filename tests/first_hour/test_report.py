@@ -39,6 +39,23 @@ def test_one_command_writes_a_page_and_a_csv_of_the_folder(tmp_path, capsys):
     assert all(row["verdict"] in page and row["reason"] in page for row in rows)
 
 
+def test_the_csv_has_a_row_for_every_file_also_for_those_that_cannot_be_decoded(tmp_path, capsys):
+    place = photos(tmp_path / "photos")
+    for number in range(7):
+        (place / f"broken{number}.jpg").write_bytes(b"no image")
+    arguments = ("report", "timm:test_resnet", place, "--weights", "none", "--to", tmp_path / "report.html", "--top", 2)
+    assert main([*map(str, arguments), "--workers", "0"]) == 0
+    assert "7 could not be decoded and have no verdict" in capsys.readouterr().out
+    with (tmp_path / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["id"] for row in rows} == {path.name for path in place.iterdir()}
+    broken = rows[COUNT:]
+    assert [row["id"] for row in broken] == [f"broken{number}.jpg" for number in range(7)]
+    for row in broken:
+        assert row["id"] in row["reason"]
+        assert all(value == "" for key, value in row.items() if key not in ("id", "reason"))
+
+
 def test_one_line_of_python_returns_the_worst_with_reasons():
     logit = torch.tensor([[9.0, 0.0, 0.0], [1.0, 0.9, -9.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.1]])
     table = dubito.Table(logit=logit, id=["c", "a", "b", "d"], classes=["tench, Tinca tinca", "eel", "cat"])

@@ -6,7 +6,6 @@ Ranks are shares of the reference images: the in-distribution images that the gu
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar, final, overload
 
 import torch
@@ -18,7 +17,7 @@ from dubito.guard.check import GuaranteeCheck
 from dubito.guard.shift import Shift
 from dubito.guard.thresholds import percent
 from dubito.result import Result, cell, html_card, plain
-from dubito.storage import printable, write_csv
+from dubito.storage import printable
 from dubito.types import Images, Json
 
 _NEAR = 0.02
@@ -198,13 +197,6 @@ class Decisions(Result, Sequence[Verdict]):
     def records(self) -> list[dict[str, Any]]:
         """One row per image that has a verdict."""
         return [verdict.records()[0] for verdict in self]
-
-    def to_csv(self, path: str | Path) -> Path:
-        """Write every verdict as CSV, and images that could not be decoded with the reason and no verdict."""
-        skipped = [{"id": name, "reason": reason} for name, reason in self.skipped]
-        return write_csv(
-            path, [self.keys, *([one.get(key) for key in self.keys] for one in [*self.records(), *skipped])]
-        )
 
     def cell(self, key: str, value: Any) -> str:
         """Verdicts in words, predicted classes by name where names are known, without synonyms."""
