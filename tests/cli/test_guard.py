@@ -78,6 +78,17 @@ def test_run_decides_on_a_cache_without_the_model(
     assert answer.json["accepted"] == requested["accepted"]
 
 
+@pytest.mark.parametrize("option", [("--model", MODEL), ("--weights", "none"), ("--device", "cpu")])
+def test_options_of_a_model_are_refused_where_a_cache_needs_none(
+    run: Run, guard: Path, labelled: Path, option: tuple[str, str]
+) -> None:
+    answer = run("guard", "run", guard, labelled, *option)
+    assert answer.code == 2
+    message = " ".join(answer.err.replace("│", " ").split())
+    assert "a CACHE holds what a model predicted: --model, --weights and all other options that load a model" in message
+    assert "have no effect on it. Leave them out, or pass images." in message
+
+
 def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
     made = dubito.Guard.fit(
         None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False, novel=0.0

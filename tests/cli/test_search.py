@@ -72,6 +72,15 @@ def test_images_as_queries_go_through_the_model_of_the_index(
     assert [one["ids"] for one in answer.json["queries"]] == [one["ids"] for one in same["queries"]]
 
 
+@pytest.mark.parametrize("option", [("--model", MODEL), ("--weights", "none"), ("--classes", "0")])
+def test_options_of_a_model_are_refused_where_a_cache_needs_none(
+    run: Run, index: Path, cache: Path, option: tuple[str, str]
+) -> None:
+    answer = run("search", "query", index, cache, *option)
+    assert answer.code == 2
+    assert "have no effect on it. Leave them out, or pass images." in " ".join(answer.err.replace("│", " ").split())
+
+
 def test_another_model_is_refused(run: Run, index: Path, images: Path) -> None:
     answer = run("search", "query", index, images, "--model", MODEL, "--weights", "none", "--json")
     assert (answer.code, answer.json["kind"]) == (1, "TableError")

@@ -479,6 +479,15 @@ def check_model_first(model: str, images: str) -> None:
         raise BadParameter(f"MODEL and IMAGES are swapped: '{images}' names a model, and '{model}' holds the images.")
 
 
+def check_no_model(model: str | None, load: ModelOptions) -> None:
+    """Raise for options of a model where a cache stands in the place of images: they would have no effect."""
+    if model is not None or load != ModelOptions():
+        raise BadParameter(
+            "a CACHE holds what a model predicted: --model, --weights and all other options that load a model have no "
+            "effect on it. Leave them out, or pass images."
+        )
+
+
 def check_folder_first(folder: Path, other: str, file: str, names: tuple[str, str]) -> None:
     """Raise where a folder that dubito wrote, known by a file in it, comes after what it is used on."""
     if (Path(other) / file).is_file() and not (folder / file).is_file():

@@ -94,6 +94,8 @@ def run(
     """
     options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     cached = options.is_cache(images)
+    if cached:
+        options.check_no_model(model, load)
     with screen.waiting("loading the guard" if cached else "loading guard and model"):
         opened = None if cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if cached else _with_model(screen, guard, model, load)

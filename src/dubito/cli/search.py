@@ -91,6 +91,8 @@ def query(
 ) -> None:
     """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
     options.check_folder_first(index, queries, "index.json", ("INDEX", "IMAGES"))
+    if options.is_cache(queries):
+        options.check_no_model(model, load)
     with screen.waiting("opening the index"):
         loaded = dubito.SafeIndex.load(index)
     table = _query_table(screen, loaded, queries, model, load)
