@@ -9,7 +9,8 @@
  *   histograms              scores whose histograms are open
  *   order, rising           order of the grid
  *   by, threshold           score and threshold of the slider
- *   panel, image            open panel; row of the open image
+ *   panel, wide, cell       open panel, whether it is wide; size of the grid's pictures
+ *   image, tiles, curves    row of the open image; whether its tiles and its corruption curves are shown
  */
 
 const FILTERS = ["in.", "is.", "range.", "find", "lasso"];

@@ -39,7 +39,7 @@ class Explorer {
     this.columns = new Columns(about);
     this.layouts = new Layouts(about, this.columns);
     this.rows = new Rows();
-    this.open = (row) => this.address.set({ image: row, panel: "image" });
+    this.open = (row) => this.#open(row);
     this.threshold = new Threshold(this);
     this.notes = new Notes(this);
     this.comparison = new Comparison(this);
@@ -95,6 +95,7 @@ class Explorer {
     for (const button of document.querySelectorAll("[data-panel-of]")) button.addEventListener("click", () => this.address.set({ panel: button.dataset.panelOf }));
     at("widen").addEventListener("click", () => this.address.set({ wide: this.address.get("wide") ? "" : "1" }));
     at("help").addEventListener("click", () => at("help-text").showModal());
+    at("close").addEventListener("click", () => this.#close());
     for (const dialog of document.querySelectorAll("dialog")) {
       dialog.querySelector(".close").addEventListener("click", () => dialog.close());
       dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
@@ -111,6 +112,13 @@ class Explorer {
     columns.watch((name) => name === this.colouring && this.#showColours());
     selection.watch(() => this.#showCount());
     connection.addEventListener("restored", () => this.#refresh());
+  }
+
+  /** Open an image and go to its panel; closing it leads back to the map or the grid. */
+  #open(row) {
+    if ([at("canvas"), at("grid")].includes(document.activeElement)) this.opener = document.activeElement;
+    this.address.set({ image: row, panel: "image" });
+    if (!document.activeElement.closest(".image")) at("details").focus({ preventScroll: true });
   }
 
   // The map.
@@ -247,7 +255,13 @@ class Explorer {
   #escape(typing) {
     if (typing) typing.blur();
     else if (this.map.tool !== "move") this.map.useTool("move");
-    else if (this.address.get("panel") === "image") this.panel.close();
+    else if (this.address.get("panel") === "image") this.#close();
+  }
+
+  #close() {
+    // On a phone, the map and the grid are panels too.
+    this.panel.close(this.opener === at("canvas") ? "map" : "images");
+    (this.opener ?? at("grid")).focus();
   }
 
   /** After the server has come back: what failed meanwhile is asked for again. */
@@ -258,6 +272,8 @@ class Explorer {
     this.#showColours();
     this.#showShares();
     this.selection.update();
+    this.panel?.load();
+    this.threshold.open();
   }
 }
 

@@ -1,6 +1,6 @@
 /** Two scores, or two models, side by side: each axis of the map is the rank by one score. */
 
-import { at, fillSelect } from "./dom.js";
+import { at, fillSelect, plural } from "./dom.js";
 import { ranksLayout } from "./layouts.js";
 
 export class Comparison {
@@ -66,6 +66,20 @@ export class Comparison {
     const [x, y] = this.pair.map((name) => this.columns.title(name));
     at("axis-x").textContent = `rank by ${x} →`;
     at("axis-y").textContent = `rank by ${y} →`;
+    this.#showWords();
+  }
+
+  /** Why there is no other map, and which images lie on a line beside the others. */
+  async #showWords() {
+    const { pair } = this;
+    await Promise.all(pair.map((name) => this.columns.load(name))).catch(() => {});
+    if (pair.some((name) => this.columns.values(name) === null)) return;
+    const lacking = Math.max(...pair.map((name) => this.columns.rows - this.columns.known(name)));
+    const words = [
+      ...(this.layouts.list.length === 0 ? ["Without features there is no other map than this one."] : []),
+      ...(lacking > 0 ? [`${plural(lacking, "image")} without a value on a line below or to the left.`] : []),
+    ];
+    at("compare-words").textContent = words.join(" ");
   }
 
   async #gap() {

@@ -16,16 +16,14 @@ export class ImagePanel {
 
   constructor(app) {
     Object.assign(this, app);
-    this.tilesOn = false;
     at("previous").addEventListener("click", () => this.step(-1));
     at("next").addEventListener("click", () => this.step(1));
-    at("close").addEventListener("click", () => this.close());
     at("mark").addEventListener("click", () => this.mark());
     this.#listenToNotes();
-    this.address.watch(["image"], () => this.#load());
+    this.address.watch(["image"], () => this.load());
     this.gallery.watch(() => this.#showPlace());
     this.notes.watch(() => this.#showNote());
-    this.#load();
+    this.load();
   }
 
   get row() {
@@ -41,11 +39,10 @@ export class ImagePanel {
     this.open(this.gallery.row(next));
   }
 
-  close() {
+  close(panel) {
     this.#image = null;
     this.map.showNew(null);
-    this.address.set({ image: "", panel: "images" });
-    at("grid").focus();
+    this.address.set({ image: "", panel });
   }
 
   mark() {
@@ -61,7 +58,8 @@ export class ImagePanel {
     this.map.showNew(image.positions ?? null);
   }
 
-  async #load() {
+  /** Show the image that the address names. */
+  async load() {
     this.#turn += 1;
     const [turn, row] = [this.#turn, this.row];
     if (row < 0) {
@@ -133,15 +131,19 @@ export class ImagePanel {
     const refused = image.unavailable?.tiles;
     if (picture === null && !refused) return figure;
     const words = make("span", { className: "fine", textContent: refused ?? "" });
-    const box = make("input", { type: "checkbox", id: "tiles", checked: this.tilesOn && !refused, disabled: Boolean(refused) });
+    const box = make("input", { type: "checkbox", id: "tiles", checked: this.#tilesOn && !refused, disabled: Boolean(refused) });
     const show = () => this.#tiles(image, frame, words, box.checked);
     box.addEventListener("change", () => {
-      this.tilesOn = box.checked;
+      this.address.set({ tiles: box.checked ? "1" : "" }, "replace");
       show();
     });
     if (box.checked) show();
     figure.append(make("figcaption", {}, make("label", {}, box, make("span", { textContent: "Uncertainty of tiles" })), words));
     return figure;
+  }
+
+  get #tilesOn() {
+    return this.address.get("tiles") !== "";
   }
 
   async #tiles(image, frame, words, on) {
@@ -151,7 +153,7 @@ export class ImagePanel {
     words.textContent = "The model looks at the tiles…";
     try {
       const tiles = await getJson(path("tiles", image.row));
-      if (this.#image !== image || !this.tilesOn) return;
+      if (this.#image !== image || !this.#tilesOn) return;
       frame.append(heatMap(tiles, this.map.theme.shades));
       const digits = decimals(tiles.low, tiles.high);
       words.textContent = `${tiles.about} From ${number(tiles.low, digits)} (blue) to ${number(tiles.high, digits)} (orange).`;
@@ -240,9 +242,9 @@ export class ImagePanel {
     const refused = image.unavailable?.corruption;
     if (refused) return section("Under corruption", line(refused, "fine"));
     const body = make("div");
-    const details = make("details", { className: "corruption", open: Boolean(this.curvesOpen) }, make("summary", { textContent: "Under corruption" }), body);
+    const details = make("details", { className: "corruption", open: this.address.get("curves") !== "" }, make("summary", { textContent: "Under corruption" }), body);
     const show = () => {
-      this.curvesOpen = details.open;
+      this.address.set({ curves: details.open ? "1" : "" }, "replace");
       if (details.open && body.childElementCount === 0) this.#curves(image, body);
     };
     details.addEventListener("toggle", show);

@@ -11,6 +11,7 @@ export class Notes {
     Object.assign(this, { columns, report });
     columns.define({ name: "marked", title: "marked", kind: "flag", about: "Images that you marked." }, () => this.#flags());
     connection.addEventListener("restored", () => this.load());
+    document.addEventListener("visibilitychange", () => document.hidden || this.load());
   }
 
   watch(run) {

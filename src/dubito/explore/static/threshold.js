@@ -41,10 +41,10 @@ export class Threshold {
     });
     this.address.watch(["colour"], () => this.#showColouring());
     this.address.watch(["threshold"], () => this.#follow());
-    this.address.watch(["by", "score", "panel"], () => this.#open());
+    this.address.watch(["by", "score", "panel"], () => this.open());
     this.#showGuard();
     this.#showColouring();
-    this.#open();
+    this.open();
   }
 
   /** Flags of acceptance under the slider; rows without a score are unknown. */
@@ -58,7 +58,7 @@ export class Threshold {
   }
 
   /** The curve is fetched when the panel is first looked at. */
-  #open() {
+  open() {
     at("by").value = this.score;
     if (this.loaded !== undefined && this.loaded !== this.score) this.columns.renew("slider");
     const visible = this.address.get("panel") === "threshold";
