@@ -22,6 +22,7 @@ ORDER = (
     ("table",),
     ("types",),
     ("validate", "storage"),
+    ("page",),
     ("result",),
     ("data", "models", "metrics"),
     ("gradients",),
@@ -32,6 +33,7 @@ ORDER = (
     ("evaluate",),
     ("guard", "search", "active", "explain", "audit", "protocols"),
     ("report",),
+    ("explore",),
 )
 """Floors from the ground up: a room may import itself and every room of the floors below its own."""
 MAY_IMPORT = {

@@ -1,11 +1,13 @@
 """What every function that finds something returns: one contract for numbers, tables, sentences and pictures.
 
 A result is a dataclass that says what it is about (`title`), its main table (`records`: one mapping per row, with raw
-values) and what that means (`findings`: sentences). `Result` turns these into text, JSON, CSV, pandas, a rich print and
-a notebook view. Where a picture says more, a result has `plot(ax=None)`, which returns matplotlib's axes. A result
-of several panels makes its own figure and returns its axes as a list.
+values) and what that means (`findings`: sentences). `Result` turns these into text, JSON, CSV, pandas, a rich print, a
+notebook view and a page. Where a picture says more, a result has `plot(ax=None)`, which returns matplotlib's axes. A
+result of several panels makes its own figure and returns its axes as a list.
 """
 
+import base64
+import io
 import json
 import math
 import re
@@ -15,9 +17,9 @@ from dataclasses import fields, is_dataclass
 from html import escape
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
-from dubito.errors import MissingPackageError
+from dubito.errors import DubitoError, MissingPackageError
 from dubito.storage import export, printable, write_csv
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _BETWEEN = 2
 """Columns of a terminal between two columns of a table; both ends of a line take as much together."""
 _NOTEBOOK_ROWS = 30
 """Rows of a long table that a notebook shows."""
+_PAGE_ROWS = 1000
+"""Rows of a long table on a page; a CSV has all of them."""
 _NUMBER = re.compile(r"[-\N{MINUS SIGN}+]?[\d.,]+( ?%|e[-+]\d+)?( \[.*\])?$|-$")
 """Cells that are aligned to the right: a number, one with its interval, or a dash for none."""
 _CARD = "display:flex;gap:1em;align-items:flex-start;margin:.5em 0;padding-left:.75em;border-left:4px solid"
@@ -42,7 +46,7 @@ _PICTURE = "width:9em;height:9em;object-fit:contain;object-position:left top;mar
 
 
 class Result:
-    """Numbers, a table and sentences: print it, or take it as a dict, JSON, CSV or pandas.
+    """Numbers, a table and sentences: print it, or take it as a dict, JSON, CSV, pandas or a page.
 
     Subclasses are dataclasses. They override what they have to say; everything else follows from it.
 
@@ -117,6 +121,33 @@ class Result:
             raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
         flat = [_flat(record) for record in self.records()]
         return pandas.DataFrame(flat, columns=None if flat else list(self.keys))
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> Path: ...
+    def to_html(self, path: str | Path | None = None) -> str | Path:
+        """One self-contained page with everything that the text has, and with the plot, if there is one.
+
+        Args:
+            path: The file to write, whose path is returned; without it, the page itself is.
+        """
+        page = self._page()
+        return page if path is None else export(path, page.encode())
+
+    def _page(self) -> str:
+        """The page; results with more to show override it."""
+        from dubito.page.render import fill  # noqa: PLC0415 (only for pages)
+
+        shown = self.limited(_PAGE_ROWS)
+        return fill(
+            "result.html.j2",
+            title=self.title(),
+            named=self.facts(),
+            body=shown._html_body(),
+            sentences=shown._sentences(),
+            picture=_picture(self),
+        )
 
     def limited(self: _Any, rows: int | None) -> _Any:
         """The same result, but its text has only so many rows of the table; None for all of them."""
@@ -294,6 +325,24 @@ def axes(ax: Axes | None = None, *, size: tuple[float, float] = (5, 4)) -> Axes:
     except ImportError as error:
         raise MissingPackageError("plot needs matplotlib: pip install 'dubito[figures]'") from error
     return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _picture(result: Result) -> str:
+    """The plot of a result as an SVG image inside a data URL; empty where it has none, or matplotlib is missing."""
+    plot = getattr(result, "plot", None)
+    try:
+        drawn = None if plot is None else plot()
+    except DubitoError:  # no matplotlib, or this result lacks what its plot shows
+        drawn = None
+    if drawn is None:
+        return ""
+    from matplotlib import pyplot, rc_context  # noqa: PLC0415 (optional, and there: something was drawn)
+
+    figure, data = (drawn[0] if isinstance(drawn, list) else drawn).figure, io.BytesIO()
+    with rc_context({"svg.hashsalt": "dubito"}):  # equal results give equal pages
+        figure.savefig(data, format="svg", metadata={"Date": None})
+    pyplot.close(figure)  # or a notebook would show it, too
+    return f"data:image/svg+xml;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def plot_intervals(picture: Axes, series: Mapping[str, Mapping[str, Any]]) -> Axes:

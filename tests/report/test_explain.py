@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.page.test_render import Reader
 
 from dubito.explain.collapse import diagnose_ensemble
 from dubito.explain.diagnosis import diagnose
+from dubito.page.render import minus
 from dubito.report.explain import write_diagnosis_page, write_ensemble_page
-from dubito.report.page import minus
 from dubito.scores import Neighbours
 from dubito.table import Table
-
-from .test_page import Reader
 
 EVIL = "<b>cats</b> & co"
 

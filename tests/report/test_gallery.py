@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.page.test_render import Reader
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
 from dubito.report.gallery import Card, Summary, write_cards, write_gallery
-
-from .test_page import Reader
 
 EVIL = """<script>alert("x")</script>&'"""
 

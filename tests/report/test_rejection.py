@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.page.test_render import Reader
 
 from dubito.errors import ValueRangeError
 from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import MemberStream
-from dubito.report.page import minus
+from dubito.page.render import minus
 from dubito.report.rejection import rejection_figure, write_rejection_page
 from dubito.table import Table
-
-from .test_page import Reader
 
 EVIL = "<b>cats</b> & co"
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.page.test_render import Reader
 
 import dubito
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.report.trust import least_trusted
-
-from .test_page import Reader
 
 EVIL = """<script>alert("x")</script>&'.png"""
 
@@ -144,7 +143,7 @@ def test_the_page_has_pictures_where_images_are_and_names_stay_text(tmp_path):
     assert page.open == []
     assert (len(page.all("article")), len(page.all("img")), len(page.all("script"))) == (3, 2, 1)
     assert sorted(str(one["data-group"]) for one in page.all("article")) == ["confident", "look at it", "look at it"]
-    assert len(Reader(report.to_html(tmp_path / "r.html", most=1).read_text()).all("article")) == 1
+    assert len(Reader(report.top(1).to_html(tmp_path / "r.html").read_text()).all("article")) == 1
     html = report._repr_html_()
     assert html.count('<img src="data:') == 2
     assert "<script" not in html

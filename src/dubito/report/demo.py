@@ -26,7 +26,7 @@ from dubito.guard.thresholds import percent
 from dubito.heads.score import UncertaintyHead
 from dubito.models import load
 from dubito.report.gallery import Summary
-from dubito.report.trust import SCORES, RankedImage, TrustReport, least_trusted, write_trust_page
+from dubito.report.trust import SCORES, RankedImage, TrustReport, least_trusted, trust_page
 from dubito.result import Result
 from dubito.scores.registry import make_score
 from dubito.storage import write_file
@@ -144,6 +144,9 @@ class Demo(Result):
         """As in any report."""
         return self.report.cell(key, value)
 
+    def _page(self) -> str:
+        return _demo_page(self)
+
     def findings(self) -> list[str]:
         """Whether uncertainty rises with severity, and where it fails to."""
         sentences, clean = [], self.groups[0]
@@ -192,10 +195,13 @@ def run_demo(
 
 def write_demo_page(demo: Demo, to: str | Path) -> Path:
     """Write the page of a demo, which is that of its report with the corruptions beside it, and return its path."""
+    return demo.to_html(to)
+
+
+def _demo_page(demo: Demo) -> str:
     photographs = len({image.photo for image in demo.images})
-    return write_trust_page(
+    return trust_page(
         demo.report,
-        to,
         title=f"How far can {demo.model.rpartition(':')[2]} be trusted, image by image?",
         lead=f"{photographs} real photographs and their blurred, boxed, zoomed and noisy copies, as an ImageNet model "
         f"sees them. The least trusted come first. Some photographs show nothing that is in ImageNet: every prediction "

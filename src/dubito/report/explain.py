@@ -9,8 +9,8 @@ from dubito.explain.causes import Causes, Estimate, points
 from dubito.explain.collapse import EnsembleDiagnosis
 from dubito.explain.diagnosis import Diagnosis
 from dubito.metrics import Interval
-from dubito.report.page import render
-from dubito.report.svg import Axis, Line, bars, histogram, lines
+from dubito.page.render import render
+from dubito.page.svg import Axis, Line, bars, histogram, lines
 
 _HISTOGRAMS = {
     "max_probability": ("A: 1 \N{MINUS SIGN} max p", True),
@@ -30,8 +30,6 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
     names = list(diagnosis.by_set)
     what = names[0] if len(names) == 1 else f"{len(names)} sets of out-of-distribution images"
     findings = diagnosis.findings_by_set()
-    parts = [part for causes in diagnosis.all for part in causes.causes.values()]
-    axis = Axis(100 * min(0.0, *(part.low for part in parts)), 100 * max(0.01, *(part.high for part in parts)))
     return render(
         "diagnosis.html.j2",
         to,
@@ -46,7 +44,7 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
         ],
         diagnosis=diagnosis,
         points=points,
-        bars=[_bars(causes, axis) for causes in diagnosis.all],
+        bars=cause_bars(diagnosis),
         # The verdict on a single set is at the top of the page.
         sets=[(name, [*_histograms(diagnosis, name)], findings[name][len(names) == 1 :]) for name in names],
     )
@@ -76,6 +74,13 @@ def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
         curves=_curves(diagnosis),
         sets=sets,
     )
+
+
+def cause_bars(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
+    """Of every OOD set, and of their mean, what each cause costs: drawing, title and what the entropy misses."""
+    parts = [part for causes in diagnosis.all for part in causes.causes.values()]
+    axis = Axis(100 * min(0.0, *(part.low for part in parts)), 100 * max(0.01, *(part.high for part in parts)))
+    return [_bars(causes, axis) for causes in diagnosis.all]
 
 
 def _bars(causes: Causes, axis: Axis) -> tuple[str, str, str]:

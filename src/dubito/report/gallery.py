@@ -24,7 +24,8 @@ from dubito.data.thumbnails import read_pixels, thumbnail
 from dubito.errors import TableError, ValueRangeError
 from dubito.guard.thresholds import percent
 from dubito.metrics import Array
-from dubito.report.page import minus, render, words
+from dubito.page.render import fill, minus, words
+from dubito.storage import export
 from dubito.table import to_tensor
 from dubito.types import Images, finite
 from dubito.validate import check_number
@@ -94,6 +95,31 @@ def write_cards(
 
     Args:
         to: Path of the HTML file.
+        title: As of `cards_page`, like all that follows.
+        cards: At least one card.
+        lead: The sentences below the heading.
+        facts: Short facts.
+        about: By score, one sentence on what it measures.
+        summary: A table or a drawing above the cards.
+        order: What the page calls the order of the cards, which is kept then.
+    """
+    page = cards_page(title, cards, lead=lead, facts=facts, about=about, summary=summary, order=order)
+    return export(to, page.encode())
+
+
+def cards_page(
+    title: str,
+    cards: Sequence[Card],
+    *,
+    lead: str,
+    facts: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+    summary: Summary | None = None,
+    order: str = "",
+) -> str:
+    """Cards as the text of one self-contained page.
+
+    Args:
         title: The heading: what the page shows.
         cards: At least one card. Without `order` they are ordered by their first score, the most uncertain first.
         lead: The sentences below the heading.
@@ -116,9 +142,8 @@ def write_cards(
         replace(card, ranks={name: float(ranks[name][place]) for name in names} | dict(card.ranks))
         for place, card in enumerate(cards)
     ]
-    return render(
+    return fill(
         "cards.html.j2",
-        to,
         title=title,
         lead=lead,
         facts=facts,
@@ -127,7 +152,7 @@ def write_cards(
         orders=[*([("given", order)] if order else []), *((str(i), words(name)) for i, name in enumerate(names))],
         groups=[(group, group) for group in dict.fromkeys(card.group for card in cards)],
         cards=[
-            _render_card(card) for card in (ranked if order else sorted(ranked, key=lambda one: -one.scores[names[0]]))
+            render_card(card) for card in (ranked if order else sorted(ranked, key=lambda one: -one.scores[names[0]]))
         ],
     )
 
@@ -194,7 +219,7 @@ def shares_below(values: Sequence[float] | Float64[np.ndarray, "n"]) -> Float64[
     return np.searchsorted(ordered, values, side="left") / max(len(ordered) - 1, 1)
 
 
-def _render_card(card: Card) -> dict[str, Any]:
+def render_card(card: Card) -> dict[str, Any]:
     """What the template shows of a card."""
     ranks = [card.ranks[name] for name in card.scores]
     return {

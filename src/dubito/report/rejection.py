@@ -9,8 +9,8 @@ from typing import Any
 
 from dubito.evaluate.rejection_result import METRICS, ORIGINAL, UNCERTAINTIES, RejectionStudy
 from dubito.explain.pictures import new_figure
-from dubito.report.page import render
-from dubito.report.svg import Axis, Line, lines, palette
+from dubito.page.render import render
+from dubito.page.svg import Axis, Line, lines, palette
 
 _KINDS = {
     "acceptance": "all images accepted up to a quantile of the uncertainty",

@@ -13,10 +13,10 @@ out as Tukey (1977) has it, d > Q3 + 3 (Q3 - Q1) of all distances. A model can b
 wrong, so its rank is by d where that is higher. Equal ranks are ordered by the first score, then by id.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -33,9 +33,10 @@ from dubito.guard.thresholds import percent
 from dubito.guard.verdict import class_name, rival_classes, top_two, unlike
 from dubito.heads.score import UncertaintyHead
 from dubito.metrics import Array, RiskCoverage, risk_coverage, wrong_predictions
-from dubito.report.gallery import Card, Summary, shares_below, write_cards
-from dubito.report.page import match_images, words
-from dubito.report.svg import Axis, Line, lines
+from dubito.page.render import words
+from dubito.page.svg import Axis, Line, lines
+from dubito.report.gallery import Card, Summary, cards_page, shares_below
+from dubito.report.page import match_images
 from dubito.result import Result, cell, html_card
 from dubito.scores import Neighbours
 from dubito.scores.registry import make_score
@@ -54,13 +55,13 @@ _FEWEST = 20
 """Images that it takes to call one of them unlike the others."""
 _BANK = 5000
 """Of a larger table, so many images drawn at random stand for the others."""
-_DRAWN, _REASONS = 200, 5
+_DRAWN, _REASONS, _CARDS = 200, 5, 200
 _NO_GUARANTEE = (
     "These verdicts read the model's own probabilities and ranks among these images; they guarantee nothing. A guard "
     "does: fit one on labelled images."
 )
 GUARD = "guard"
-_ABOUT = {
+SCORE_MEANINGS = {
     "entropy": "How spread out the predicted probabilities are, in nats: 0 is all on one class, 6.9 even over 1000.",
     "max_probability": "Minus the probability of the predicted class.",
     "margin": "Minus the gap between the two most probable classes: near zero, a second class comes close.",
@@ -192,15 +193,9 @@ class TrustReport(Result):
             sentences.append(f"{count:,} could not be decoded and have no verdict: {'; '.join(reasons + more)}.")
         return sentences
 
-    def to_html(self, path: str | Path, *, most: int = 200) -> Path:
-        """Write a self-contained page of the least trusted images and return its path.
-
-        Args:
-            path: Path of the HTML file.
-            most: Largest number of images on the page, about 15 KB each.
-        """
-        check_number(most, "[1, inf)", by="to_html", what="most", whole=True, hint="200 is usual.")
-        return write_trust_page(self.top(most), path)
+    def _page(self) -> str:
+        """Cards of at most 200 images, about 15 KB each; `top` makes them fewer."""
+        return trust_page(self.top(_CARDS))
 
     def _html_body(self) -> str:
         """Cards with pictures, for a notebook."""
@@ -253,7 +248,7 @@ def least_trusted(
         readings = _read_probabilities(table, next(iter(columns.values())).ranks)
     else:
         columns = {GUARD: _Column(decisions.uncertainty.numpy(), decisions.rank.numpy()), **columns}
-        readings = [_Reading(ACCEPT if one.accept else ABSTAIN, one.reason, one.rank) for one in decisions]
+        readings = [TrustVerdict(ACCEPT if one.accept else ABSTAIN, one.reason, one.rank) for one in decisions]
     order_by, first = next(iter(columns.items()))
     worst_first = [(one.verdict != ABSTAIN, -one.rank, -first.u[row], ids[row]) for row, one in enumerate(readings)]
     order = sorted(range(len(table)), key=worst_first.__getitem__)
@@ -272,21 +267,19 @@ def least_trusted(
     )
 
 
-def write_trust_page(
+def trust_page(
     report: TrustReport,
-    to: str | Path,
     *,
     title: str = "",
     lead: str = "",
     facts: Sequence[str] = (),
     summary: Summary | None = None,
     changes: Mapping[str, Mapping[str, Any]] = {},
-) -> Path:
-    """Write a report as a page of cards and return its path.
+) -> str:
+    """A report as a page of cards.
 
     Args:
         report: The result of `least_trusted`.
-        to: Path of the HTML file.
         title: The heading.
         lead: The sentences below it.
         facts: Further facts.
@@ -298,24 +291,57 @@ def write_trust_page(
         "All images" if len(report) == report.total else f"The {len(report):,} least trusted of {report.total:,} images"
     )
     model = "the model" if report.model is None else report.model.rpartition(":")[2]
-    return write_cards(
-        to,
+    return cards_page(
         title or f"Which images should {model} not be trusted on?",
-        [replace(card, **changes.get(card.caption, {})) for card in _cards(report)],
+        [replace(card, **changes.get(card.caption, {})) for card in cards(report)],
         lead=lead or f"{shown} of {short}, each with a verdict and the reason. The least trusted come first.",
         facts=(*([f"model {report.model}"] if report.model else []), f"{report.total:,} images", *facts),
-        about={name: _ABOUT[name] for name in report.images[0].scores if name in _ABOUT},
+        about={name: SCORE_MEANINGS[name] for name in report.images[0].scores if name in SCORE_MEANINGS},
         summary=summary or _summary(report),
         order="least trusted",
     )
 
 
-class _Reading(NamedTuple):
+class TrustVerdict(NamedTuple):
     """Verdict, reason and rank of one image."""
 
     verdict: str
     reason: str
     rank: float
+
+    @property
+    def tone(self) -> str:
+        """How pages colour the verdict: "good", "fair" or "bad"."""
+        return _TONES[self.verdict]
+
+
+def read_probabilities(
+    probability: Sequence[float],
+    predicted: Sequence[int],
+    classes: Sequence[str] | None,
+    *,
+    rank: float,
+    rarity: float = math.nan,
+) -> TrustVerdict:
+    """What the model's own probabilities say about one image, where there is no guard.
+
+    Args:
+        probability: Of the most likely class and of the second.
+        predicted: These two classes.
+        classes: Names of the classes, if known.
+        rank: The share of the other images that are less uncertain.
+        rarity: Of an image unlike the others, the share of these that are nearer to their neighbours; else NaN.
+    """
+    top, name = percent(probability[0]), class_name(classes, predicted[0])
+    rivals = rival_classes(classes, predicted, probability)
+    if not math.isnan(rarity):
+        return TrustVerdict(LOOK, unlike(1 - rarity, "other images"), max(rank, rarity))
+    if rivals is not None:
+        return TrustVerdict(LOOK, rivals, rank)
+    if probability[0] < _HALF:
+        return TrustVerdict(LOOK, f"the likeliest class, {name}, has only {top}", rank)
+    verdict = CONFIDENT if probability[0] >= _SURE else FAIR
+    return TrustVerdict(verdict, f"{top} {name}; more certain than {percent(1 - rank)} of the other images", rank)
 
 
 class _Column(NamedTuple):
@@ -334,24 +360,13 @@ def _softmax_scores() -> dict[str, Score]:
     return {name: make_score(name) for name in SCORES}
 
 
-def _read_probabilities(table: Table, ranks: Float64[np.ndarray, "n"]) -> list[_Reading]:
+def _read_probabilities(table: Table, ranks: Float64[np.ndarray, "n"]) -> list[TrustVerdict]:
     """Verdict, reason and rank of every image, without a guard."""
-    rarity, readings = _rarity(table), []
-    for row, (probability, predicted) in enumerate(_top_two(table)):
-        rank, top = float(ranks[row]), percent(probability[0])
-        name, rivals = class_name(table.classes, predicted[0]), rival_classes(table.classes, predicted, probability)
-        if not np.isnan(rarity[row]):
-            reason = unlike(1 - float(rarity[row]), "other images")
-            readings.append(_Reading(LOOK, reason, max(rank, float(rarity[row]))))
-        elif rivals is not None:
-            readings.append(_Reading(LOOK, rivals, rank))
-        elif probability[0] < _HALF:
-            readings.append(_Reading(LOOK, f"the likeliest class, {name}, has only {top}", rank))
-        else:
-            verdict = CONFIDENT if probability[0] >= _SURE else FAIR
-            reason = f"{top} {name}; more certain than {percent(1 - rank)} of the other images"
-            readings.append(_Reading(verdict, reason, rank))
-    return readings
+    rarity = _rarity(table)
+    return [
+        read_probabilities(*top, table.classes, rank=float(ranks[row]), rarity=float(rarity[row]))
+        for row, top in enumerate(_top_two(table))
+    ]
 
 
 def _top_two(table: Table) -> Iterator[tuple[list[float], list[int]]]:
@@ -377,7 +392,7 @@ def _rarity(table: Table) -> Float64[np.ndarray, "n"]:
 
 
 def _ranked(
-    table: Table, rows: Sequence[int], readings: Sequence[_Reading], columns: Mapping[str, _Column]
+    table: Table, rows: Sequence[int], readings: Sequence[TrustVerdict], columns: Mapping[str, _Column]
 ) -> tuple[RankedImage, ...]:
     chosen = table.select(*(name for name in ("id", "logit", "label") if name in table)).rows(torch.tensor(rows))
     labels = chosen.label.tolist() if has_model_labels(table) else [None] * len(rows)
@@ -433,7 +448,8 @@ def _summary(report: TrustReport) -> Summary:
     )
 
 
-def _cards(report: TrustReport) -> list[Card]:
+def cards(report: TrustReport) -> list[Card]:
+    """The images of a report as cards, with pictures where they are at hand."""
     row_of = {} if report.pictures is None else {name: row for row, name in enumerate(report.pictures.ids)}
     return [
         Card(

@@ -13,13 +13,16 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
-from dubito.report.page import draw, number
+from dubito.page.render import draw, minus, number
 
 _WIDTH, _HEIGHT, _BASE = 300, 190, 130
 """In pixels: the width of all drawings, the height of lines, and of a histogram above its ticks."""
-_TOP = 8
+_TOP, _NAME = 8, 16
+"""Above every drawing, and for the name of an axis."""
 _BINS = 36
 _TAIL = 0.005
+SERIES = tuple((f"var(--c{number})", pattern) for number, pattern in enumerate(("", "7 3", "2 2", "9 3 2 3", "4 4"), 1))
+"""Colours and dashes of lines that are told apart by either; the style sheet has the colours."""
 _STOPS = ((35, 120, 143), (132, 84, 158), (208, 89, 28))
 """Red, green and blue of the first, the middle and the last colour of a palette."""
 
@@ -35,15 +38,25 @@ class Axis:
         log: Whether the axis is logarithmic.
         floor: Smallest value that a logarithmic axis shows; anything below is drawn there. The default is the smallest
             difference from 1 that a probability in float64 can have.
+        name: What it measures, written beside it.
     """
 
     low: float
     high: float
     log: bool = False
     floor: float = 1e-16
+    name: str = ""
 
     @classmethod
-    def over(cls, values: Sequence[float], *, log: bool = False, floor: float = 1e-16, whole: bool = False) -> "Axis":
+    def over(
+        cls,
+        values: Sequence[float],
+        *,
+        log: bool = False,
+        floor: float = 1e-16,
+        whole: bool = False,
+        name: str = "",
+    ) -> "Axis":
         """From the smallest to the largest value; with `whole`, up to whole powers of ten on either side."""
         scaled = [math.log10(max(value, floor)) if log else value for value in values]
         low, high = min(scaled), max(scaled)
@@ -51,7 +64,7 @@ class Axis:
             low, high = float(math.floor(low)), float(max(math.ceil(high), math.floor(low) + 1))
         if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
             low, high = low - 0.5, high + 0.5
-        return cls(low, high, log, floor)
+        return cls(low, high, log, floor, name)
 
     def share(self, value: float) -> float:
         """Where a value stands: 0 at the lower end, 1 at the upper."""
@@ -67,7 +80,7 @@ class Axis:
         places = max(0, -math.floor(math.log10(step) + 1e-9))
         multiples = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         values = [step * i for i in multiples]
-        return [((v - self.low) / span, _power(v) if self.log else number(v, places)) for v in values]
+        return [((v - self.low) / span, _power(v) if self.log else _tick(v, places)) for v in values]
 
 
 @final
@@ -79,9 +92,10 @@ class Line:
         x: Where the points stand.
         y: Their values.
         name: Shown when somebody points at the line.
-        colour: As "#rrggbb"; the style sheet's without one.
+        colour: As in CSS, such as "#23788f"; the style sheet's without one.
         dashed: For a reference that others are compared with.
         intervals: Low and high of every point; with them, points are marked.
+        pattern: Lengths of dashes and gaps, such as "7 3", for people who do not see the colour.
     """
 
     x: Sequence[float]
@@ -90,6 +104,7 @@ class Line:
     colour: str | None = None
     dashed: bool = False
     intervals: Sequence[tuple[float, float]] = ()
+    pattern: str = ""
 
 
 def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Sequence[float]) -> Markup:
@@ -102,7 +117,8 @@ def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Seque
         label: Description for people who do not see the drawing.
         x_ticks: Values written below the horizontal axis.
     """
-    frame = _Frame(x, y, left=40, right=_WIDTH - 8, bottom=_HEIGHT - 24)
+    top = _TOP + (_NAME if y.name else 0)
+    frame = _Frame(x, y, left=40, right=_WIDTH - 8, bottom=_HEIGHT - 24 - _TOP + top, top=top)
     return draw("lines", frame, drawn, x_ticks, label)
 
 
@@ -125,6 +141,24 @@ def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m
     outlines = {name: frame.path(*points) for name, points in zip(("in", "out"), corners, strict=True)}
     label = f"Histogram of {len(both[0])} in-distribution and {len(both[1])} out-of-distribution images"
     return draw("histogram", frame, outlines, Axis(linear.low, linear.high, log).ticks(), label)
+
+
+def stairs(
+    edges: Float[np.ndarray, "k1"], counts: Float[np.ndarray, "k"], *, label: str, mark: tuple[float, str] | None = None
+) -> Markup:
+    """One histogram from its counts.
+
+    Args:
+        edges: Of the bins.
+        counts: Of each bin.
+        label: Description for people who do not see the drawing.
+        mark: A value with a text, as a dashed line.
+    """
+    ends = [float(edges[0]), float(edges[-1]), *([] if mark is None else [mark[0]])]
+    axis = Axis(min(ends), max(ends))
+    frame = _Frame(axis, Axis(0.0, float(np.max(counts))), bottom=_BASE)
+    outline = frame.path(np.repeat(edges, 2), [0.0, *np.repeat(counts, 2), 0.0])
+    return draw("histogram", frame, {"in": outline}, axis.ticks(), label, mark)
 
 
 def bars(values: Mapping[str, tuple[float, float, float]], x: Axis) -> Markup:
@@ -159,6 +193,7 @@ class _Frame:
     right: int = _WIDTH
     bottom: int = 0
     width: int = _WIDTH
+    top: int = _TOP
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self.across.share(value)
@@ -167,10 +202,15 @@ class _Frame:
         return self.height(self.up.share(value))
 
     def height(self, share: float) -> float:
-        return self.bottom - (self.bottom - _TOP) * share
+        return self.bottom - (self.bottom - self.top) * share
 
     def path(self, x: Iterable[float], y: Iterable[float]) -> str:
         return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _tick(value: float, places: int) -> str:
+    """A round number; of very small ones, the power of ten instead of many zeros."""
+    return number(value, places) if places <= 4 or value == 0 else minus(f"{value:.0e}")
 
 
 def _power(exponent: float) -> str:

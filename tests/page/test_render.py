@@ -8,10 +8,8 @@ import pytest
 from jinja2 import UndefinedError
 
 from dubito.errors import ArtefactError
-from dubito.report import page as page_module
-from dubito.report.page import minus, render, script_data
+from dubito.page.render import TEMPLATES, minus, render, script_data
 
-TEMPLATES = Path(page_module.__file__).with_name("templates")
 VOID = {"meta", "img", "input", "br", "link"}
 
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dubito.report.svg import Axis, Line, bars, histogram, lines, palette
+from dubito.page.svg import Axis, Line, bars, histogram, lines, palette
 
 
 def parsed(drawing: str) -> ElementTree.Element:

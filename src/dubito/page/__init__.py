@@ -1,0 +1,1 @@
+"""Self-contained pages: templates filled with values, and drawings as SVG."""
