@@ -107,6 +107,7 @@ def compare(
             f"compare: no score can be computed from {table.name} ({reasons}). Extract logits or features."
         )
     result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
+    result.fitted, result.uncertainties = chosen.scores, u
     if has_model_labels(table):
         wrong = wrong_predictions(table, by="compare")
         result.errors_at_coverage = {name: errors_at_coverage(of[None], wrong) for name, of in u.items()}
@@ -225,6 +226,8 @@ class Comparison(Result):
         remarks: Why a question could not be answered, and what may flatter a score.
         errors_at_coverage: By score, the share of wrong predictions among the most certain half, 80 %, 90 % and all
             images; empty without labels of the model's classes.
+        fitted: The scores themselves, by name.
+        uncertainties: By score and OOD table, the uncertainty of every image; None is the in-distribution table.
     """
 
     name: str
@@ -235,6 +238,9 @@ class Comparison(Result):
     left_out: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     errors_at_coverage: dict[str, ErrorsAtCoverage] = field(default_factory=dict)
+    # Not in repr, text and JSON.
+    fitted: dict[str, Score] = field(default_factory=dict, repr=False, compare=False)
+    uncertainties: Uncertainties = field(default_factory=dict, repr=False, compare=False)
 
     titles: ClassVar[Mapping[str, str]] = {
         USUAL_KEY: USUAL_TITLE,
