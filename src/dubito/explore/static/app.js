@@ -5,7 +5,7 @@ import { connection, getJson, ServerError } from "./api.js";
 import { coloursSuffice } from "./colours.js";
 import { Columns } from "./columns.js";
 import { Comparison } from "./compare.js";
-import { at, count, fillSelect, make, percent, plural } from "./dom.js";
+import { at, count, fillSelect, make, percent, plural, shortName } from "./dom.js";
 import { startExports } from "./exports.js";
 import { startFilters } from "./filters.js";
 import { Gallery } from "./gallery.js";
@@ -72,8 +72,8 @@ class Explorer {
 
   #showSubject() {
     const { name, model, notices, pictures } = this.about;
-    document.title = `${name} · dubito explorer`;
-    at("name").textContent = name;
+    document.title = `${shortName(name)} · dubito explorer`;
+    Object.assign(at("name"), { textContent: shortName(name), title: name });
     at("model").textContent = model ?? "";
     const sentences = [...notices, ...(pictures.words ? [pictures.words] : [])];
     at("notices").hidden = sentences.length === 0;
@@ -144,9 +144,10 @@ class Explorer {
   #showLayoutButtons(choice, drawn) {
     const button = (text, pressed, onclick, title = "") =>
       make("button", { type: "button", textContent: text, "aria-pressed": String(pressed), onclick, title });
-    const buttons = this.layouts.list.map(({ name, title, state, words }) => {
-      const element = button(title, name === drawn, () => this.#chooseLayout(name), words);
-      element.dataset.state = state;
+    const buttons = this.layouts.list.map((layout) => {
+      const { name, title, state, words } = layout;
+      const element = button(name === "pca" ? "PCA" : title, name === drawn, () => this.#chooseLayout(name), words || title);
+      element.dataset.state = this.layouts.isReady(layout) ? "ready" : state;
       return element;
     });
     if (this.comparison.possible) {

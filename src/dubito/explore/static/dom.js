@@ -32,6 +32,12 @@ const minus = (text) => text.replace("-", "\u2212");
 export const count = (many) => many.toLocaleString("en");
 export const plural = (many, noun) => `${count(many)} ${noun}${many === 1 ? "" : "s"}`;
 
+/** The title of a column at the beginning of a line. */
+export const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** The last part of a path: a table is named by its folder. */
+export const shortName = (name) => name.split(/[\\/]/).filter(Boolean).at(-1) ?? name;
+
 /** A share as per cent, with the decimals that tell small ones apart. */
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";
@@ -47,6 +53,7 @@ export function decimals(low, high) {
 
 export function number(value, digits = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "\u2212∞" : "none";
+  if (Math.abs(value) >= 1e6) return minus(value.toExponential(2).replace("e+", "e"));
   return minus((Number(value.toFixed(digits)) + 0).toString());
 }
 

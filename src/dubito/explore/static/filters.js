@@ -2,7 +2,7 @@
 
 import { flagWords } from "./colours.js";
 import { countBy } from "./columns.js";
-import { at, count, later, make } from "./dom.js";
+import { at, count, heading, later, make } from "./dom.js";
 import { readNumbers } from "./selection.js";
 
 const LISTED = 10;
@@ -44,7 +44,7 @@ function flagFilter({ address }, meta) {
   const show = () => radios.forEach(({ firstChild }) => (firstChild.checked = firstChild.value === address.get(key)));
   address.watch([key], show);
   show();
-  const legend = make("legend", { textContent: meta.title, title: meta.about });
+  const legend = make("legend", { textContent: heading(meta.title), title: meta.about });
   return make("fieldset", { className: "flag" }, legend, make("div", { className: "choice" }, ...radios));
 }
 
@@ -54,7 +54,7 @@ class CategoryFilter {
     Object.assign(this, { address, columns, selection, report, name: meta.name, key: `in.${meta.name}` });
     this.chosenText = make("span", { className: "fine" });
     const title = meta.title;
-    const summary = make("summary", { title: meta.about }, make("span", { textContent: title }), this.chosenText);
+    const summary = make("summary", { title: meta.about }, make("span", { textContent: heading(title) }), this.chosenText);
     this.search = make("input", { type: "search", placeholder: "Search by name", "aria-label": `Search: ${title}`, oninput: () => this.list() });
     this.options = make("ul", { className: "options" });
     this.more = make("p", { className: "fine" });

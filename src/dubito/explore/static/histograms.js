@@ -1,6 +1,6 @@
 /** Linked histograms: all images in grey, the shown ones in colour; a brush, by pointer or keyboard, filters by score. */
 
-import { at, make, makeSvg, oncePerFrame } from "./dom.js";
+import { at, heading, make, makeSvg, oncePerFrame } from "./dom.js";
 import { rangeText, readRange } from "./selection.js";
 
 const BINS = 60;
@@ -52,7 +52,7 @@ class Histogram {
     );
     this.words = make("p", { className: "fine" });
     const close = make("button", { type: "button", className: "plain", title: "Remove this histogram", "aria-label": `Remove the histogram of ${title}`, onclick: remove, textContent: "×" });
-    const head = make("div", { className: "head" }, make("h3", { textContent: title, title: about }), close);
+    const head = make("div", { className: "head" }, make("h3", { textContent: heading(title), title: about }), close);
     this.element = make("div", { className: "histogram", role: "group", "aria-label": `Histogram of ${title}` }, head, make("div", { className: "bins" }, this.svg, ...this.inputs), this.words);
     this.#brush();
     address.watch([this.key], () => this.ready && this.#showRange());

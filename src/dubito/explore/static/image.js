@@ -3,12 +3,12 @@
 import { getJson, path } from "./api.js";
 import { lineChart } from "./charts.js";
 import { COLOURS } from "./colours.js";
-import { at, bar, count, decimals, later, make, number, percent } from "./dom.js";
+import { at, bar, count, decimals, heading, later, make, number, percent, shortName } from "./dom.js";
 import { isWrong } from "./rows.js";
 
 const title = (text) => make("h3", { textContent: text });
 const line = (text, className = "") => make("p", { textContent: text, className });
-const section = (heading, ...children) => make("section", {}, title(heading), ...children);
+const section = (text, ...children) => make("section", {}, title(text), ...children);
 
 export class ImagePanel {
   #turn = 0;
@@ -170,7 +170,7 @@ export class ImagePanel {
     const chips = [
       ...(label === null ? [] : [chip("class", label)]),
       ...(isWrong(this.columns, this.#image) ? [make("span", { className: "chip bad", textContent: "wrong prediction" })] : []),
-      ...(from ? [chip("set", from.name + (from.ood ? " (out-of-distribution)" : ""))] : []),
+      ...(from ? [chip("set", shortName(from.name) + (from.ood ? " (out-of-distribution)" : ""))] : []),
     ];
     return chips.length > 0 ? make("p", { className: "chips" }, ...chips) : null;
   }
@@ -200,13 +200,13 @@ export class ImagePanel {
 
   #scores({ scores }) {
     if (!scores || scores.length === 0) return null;
-    const entry = ({ name, title: heading, value, rank }) => {
+    const entry = ({ name, title: score, value, rank }) => {
       const digits = this.columns.values(name) ? decimals(...this.columns.ends(name)) : decimals(0, Math.abs(value) || 1);
       // An infinite score arrives as null: refused whatever the threshold.
       const text = value === null ? "∞" : number(value, digits);
       return make(
         "li", { title: this.columns.metas.get(name)?.about ?? "" },
-        make("span", { className: "name", textContent: heading }),
+        make("span", { className: "name", textContent: heading(score) }),
         rank === null ? make("i", { className: "bar none" }) : bar(rank),
         make("span", { className: "value", textContent: text }),
         make("span", { className: "rank", textContent: rank === null ? "" : percent(rank) }),

@@ -2,7 +2,7 @@
 
 import { getJson, path } from "./api.js";
 import { lineChart } from "./charts.js";
-import { at, count, fillSelect, make, makeSvg, oncePerFrame, percent, plural } from "./dom.js";
+import { at, count, fillSelect, make, makeSvg, oncePerFrame, percent } from "./dom.js";
 
 export class Threshold {
   #data = null;
@@ -175,7 +175,7 @@ export class Threshold {
     at("slider").value = Math.max(0, step);
     at("threshold-value").textContent = step < 0 ? "below every score" : format(now.threshold);
     at("coverage").textContent = percent(now.coverage);
-    at("coverage-words").textContent = `${count(now.accepted)} of ${plural(rows, "image")} accepted`;
+    at("coverage-words").textContent = `${count(now.accepted)} of ${count(rows)} accepted`;
     at("risk").textContent = percent(now.risk);
     at("risk-words").textContent = errors === null ? "needs labels" : step < 0 ? "nothing is accepted" : `${count(now.errors)} of ${count(now.judged)} wrong`;
     at("bound").textContent = Number.isFinite(now.bound) ? `≤ ${percent(now.bound)}` : "–";
