@@ -5,7 +5,16 @@ import { count } from "./dom.js";
 import { rgb } from "./points.js";
 
 export const COLOURS = [
-  "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb",
+  "#0072b2",
+  "#d55e00",
+  "#009e73",
+  "#cc79a7",
+  "#e69f00",
+  "#56b4e9",
+  "#9977ff",
+  "#aa1100",
+  "#883366",
+  "#0044bb",
 ];
 const OTHER = "#b9b6ae";
 const STEPS = 64;
@@ -99,7 +108,11 @@ function paintCategory(columns, name) {
   const colourOf = (value, place) => COLOURS[size <= COLOURS.length ? value : place];
   ranked.forEach((value, place) => (table[value] = rgb(colourOf(value, place))));
   const colours = fill(columns.rows, (i) => table[values[i] < 0 ? size : values[i]]);
-  const key = ranked.map((value, place) => ({ value, colour: colourOf(value, place), text: columns.nameOf(name, value) }));
+  const key = ranked.map((value, place) => ({
+    value,
+    colour: colourOf(value, place),
+    text: columns.nameOf(name, value),
+  }));
   if (counts[size] > 0) key.push({ value: -1, colour: OTHER, text: columns.nameOf(name, -1) });
   const rest = present > ranked.length ? `${count(present - ranked.length)} less frequent: grey` : "";
   return { colours, key, rest, scale: false };

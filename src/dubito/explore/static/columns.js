@@ -89,7 +89,9 @@ export class Columns {
   /** How many values a category has, also where they have no names. */
   size(name) {
     const values = this.#values.get(name);
-    return this.#once(name, "size", () => values.reduce((most, value) => Math.max(most, value + 1), this.names(name).length));
+    return this.#once(name, "size", () =>
+      values.reduce((most, value) => Math.max(most, value + 1), this.names(name).length),
+    );
   }
 
   /** A column that the page computes itself, such as acceptance under the slider. */
@@ -184,10 +186,11 @@ export class Columns {
     return this.#once(name, "ranks", () => {
       const [values, order, known] = [this.values(name), this.order(name), this.known(name)];
       const ranks = new Float32Array(this.rows).fill(NaN);
-      for (let start = 0; start < known; ) {
+      for (let start = 0; start < known;) {
         let end = start;
         while (end + 1 < known && values[order[end + 1]] === values[order[start]]) end += 1;
-        for (let place = start; place <= end; place += 1) ranks[order[place]] = (start + end) / 2 / Math.max(1, known - 1);
+        for (let place = start; place <= end; place += 1)
+          ranks[order[place]] = (start + end) / 2 / Math.max(1, known - 1);
         start = end + 1;
       }
       return ranks;

@@ -9,7 +9,12 @@ export class Comparison {
     this.scores = columns.scores;
     if (!this.possible) return;
     columns.define(
-      { name: "gap", title: "disagreement of two scores", kind: "score", about: "How far apart the ranks by the two compared scores are, 0 to 1." },
+      {
+        name: "gap",
+        title: "disagreement of two scores",
+        kind: "score",
+        about: "How far apart the ranks by the two compared scores are, 0 to 1.",
+      },
       () => this.#gap(),
     );
   }
@@ -26,7 +31,10 @@ export class Comparison {
     const score = this.columns.chosenScore(this.address);
     const first = names.includes(score) ? score : names[0];
     const rest = names.filter((name) => name !== first);
-    return [first, rest.find((name) => name === `other:${first}`) ?? rest.find((name) => name.startsWith("other:")) ?? rest[0]];
+    return [
+      first,
+      rest.find((name) => name === `other:${first}`) ?? rest.find((name) => name.startsWith("other:")) ?? rest[0],
+    ];
   }
 
   start() {

@@ -85,7 +85,9 @@ export function fillSelect(select, groups, chosen) {
   select.replaceChildren(
     ...groups
       .filter(([, options]) => options.length > 0)
-      .flatMap(([title, options]) => (title ? [make("optgroup", { label: title }, ...options.map(option))] : options.map(option))),
+      .flatMap(([title, options]) =>
+        title ? [make("optgroup", { label: title }, ...options.map(option))] : options.map(option),
+      ),
   );
   select.value = chosen;
 }

@@ -11,7 +11,8 @@ const MATCHES = 100;
 export function startFilters(app) {
   const { address, columns, selection } = app;
   const several = (meta) => meta.name !== "set" || app.about.sets.length > 1;
-  for (const meta of columns.ofKind("category").filter(several)) at("categories").append(new CategoryFilter(app, meta).element);
+  for (const meta of columns.ofKind("category").filter(several))
+    at("categories").append(new CategoryFilter(app, meta).element);
   for (const meta of columns.ofKind("flag")) at("flags").append(flagFilter(app, meta));
   startFind(address);
   at("clear").addEventListener("click", () => {
@@ -37,7 +38,11 @@ function startFind(address) {
 function flagFilter({ address }, meta) {
   const key = `is.${meta.name}`;
   const words = flagWords(meta.name);
-  const radios = [["", "all"], ["1", words[1]], ["0", words[0]]].map(([value, text]) => {
+  const radios = [
+    ["", "all"],
+    ["1", words[1]],
+    ["0", words[0]],
+  ].map(([value, text]) => {
     const input = make("input", { type: "radio", name: key, value, onchange: () => address.set({ [key]: value }) });
     return make("label", {}, input, make("span", { textContent: text }));
   });
@@ -54,8 +59,18 @@ class CategoryFilter {
     Object.assign(this, { address, columns, selection, report, name: meta.name, key: `in.${meta.name}` });
     this.chosenText = make("span", { className: "fine" });
     const title = meta.title;
-    const summary = make("summary", { title: meta.about }, make("span", { textContent: heading(title) }), this.chosenText);
-    this.search = make("input", { type: "search", placeholder: "Search by name", "aria-label": `Search: ${title}`, oninput: () => this.list() });
+    const summary = make(
+      "summary",
+      { title: meta.about },
+      make("span", { textContent: heading(title) }),
+      this.chosenText,
+    );
+    this.search = make("input", {
+      type: "search",
+      placeholder: "Search by name",
+      "aria-label": `Search: ${title}`,
+      oninput: () => this.list(),
+    });
     this.options = make("ul", { className: "options" });
     this.more = make("p", { className: "fine" });
     this.element = make("details", {}, summary, this.search, this.options, this.more);
@@ -99,7 +114,8 @@ class CategoryFilter {
     this.options.replaceChildren(...listed.map((value) => this.option(value, chosen, shown.at(value))));
     if (held !== undefined) this.options.querySelector(`[data-value="${held}"]`)?.focus();
     const hidden = named.length - listed.length;
-    this.more.textContent = named.length === 0 ? "No name contains this text." : hidden > 0 ? `${count(hidden)} more: search by name` : "";
+    this.more.textContent =
+      named.length === 0 ? "No name contains this text." : hidden > 0 ? `${count(hidden)} more: search by name` : "";
   }
 
   option(value, chosen, many) {

@@ -25,7 +25,9 @@ export class Gallery {
     this.inner.addEventListener("click", (event) => this.#click(event));
     new ResizeObserver(() => this.#refill()).observe(this.scroller);
     at("order").addEventListener("change", () => this.address.set({ order: at("order").value }));
-    at("direction").addEventListener("click", () => this.address.set({ rising: this.address.get("rising") ? "" : "1" }));
+    at("direction").addEventListener("click", () =>
+      this.address.set({ rising: this.address.get("rising") ? "" : "1" }),
+    );
     at("cell-size").addEventListener("input", () => this.address.set({ cell: at("cell-size").value }, "replace"));
     this.address.watch(["order", "rising", "score"], () => this.update());
     this.address.watch(["cell"], () => this.#refill());
@@ -140,7 +142,10 @@ export class Gallery {
     const above = this.#above;
     const shift = this.scroller.scrollTop - above;
     const first = Math.max(0, Math.floor(above / this.tall) - 1) * this.columnsOfCells;
-    const last = Math.min(this.#order.length, (Math.ceil((above + this.scroller.clientHeight) / this.tall) + 1) * this.columnsOfCells);
+    const last = Math.min(
+      this.#order.length,
+      (Math.ceil((above + this.scroller.clientHeight) / this.tall) + 1) * this.columnsOfCells,
+    );
     for (const [place, cell] of this.#cells) {
       if (place < first || place >= last) {
         cell.remove();
@@ -159,7 +164,13 @@ export class Gallery {
 
   #cell(place) {
     const row = this.#order[place];
-    const cell = make("div", { className: "cell", role: "option", id: `cell-${place}`, "aria-posinset": place + 1, "aria-setsize": this.#order.length });
+    const cell = make("div", {
+      className: "cell",
+      role: "option",
+      id: `cell-${place}`,
+      "aria-posinset": place + 1,
+      "aria-setsize": this.#order.length,
+    });
     cell.dataset.row = row;
     cell.style.width = `${this.side}px`;
     cell.style.height = `${this.tall}px`;
@@ -176,7 +187,10 @@ export class Gallery {
   #fetch = later(() => {
     for (const cell of this.#cells.values()) {
       if (cell.childElementCount > 0) continue;
-      this.rows.one(Number(cell.dataset.row)).then((entry) => cell.isConnected && this.#fill(cell, entry), () => {});
+      this.rows.one(Number(cell.dataset.row)).then(
+        (entry) => cell.isConnected && this.#fill(cell, entry),
+        () => {},
+      );
     }
   }, 40);
 
@@ -185,7 +199,13 @@ export class Gallery {
     const wrong = isWrong(this.columns, entry);
     const name = entry.predicted_name ?? entry.label_name ?? entry.id;
     const picture = entry.picture
-      ? make("img", { src: `api/thumbnail/${entry.row}`, alt: "", decoding: "async", draggable: false, onerror: () => picture.replaceWith(missing(entry)) })
+      ? make("img", {
+          src: `api/thumbnail/${entry.row}`,
+          alt: "",
+          decoding: "async",
+          draggable: false,
+          onerror: () => picture.replaceWith(missing(entry)),
+        })
       : missing(entry);
     const caption = make("span", { className: wrong ? "name wrong" : "name", textContent: name });
     const words = [
@@ -213,10 +233,17 @@ export class Gallery {
     if (event.ctrlKey || event.metaKey || event.altKey || this.#order.length === 0) return;
     const page = Math.max(1, Math.floor(this.scroller.clientHeight / this.tall)) * this.columnsOfCells;
     const steps = {
-      ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columnsOfCells, ArrowDown: this.columnsOfCells,
-      PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity,
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -this.columnsOfCells,
+      ArrowDown: this.columnsOfCells,
+      PageUp: -page,
+      PageDown: page,
+      Home: -Infinity,
+      End: Infinity,
     };
-    if (event.key in steps) this.#activate(Math.max(0, Math.min(this.#order.length - 1, this.#active + steps[event.key])));
+    if (event.key in steps)
+      this.#activate(Math.max(0, Math.min(this.#order.length - 1, this.#active + steps[event.key])));
     else if (event.key === "Enter" || event.key === " ") this.open(this.#order[this.#active]);
     else if (event.key === "m") this.notes.toggle(this.#order[this.#active]);
     else return;

@@ -8,13 +8,22 @@ const TALL = 40;
 const NONE = 255;
 
 const join = (names) => names.map(encodeURIComponent).join(",");
-const split = (text) => text.split(",").filter((one) => one !== "").map(decodeURIComponent);
+const split = (text) =>
+  text
+    .split(",")
+    .filter((one) => one !== "")
+    .map(decodeURIComponent);
 
 export function startHistograms(app) {
   const { address, columns } = app;
   const open = new Map();
-  const names = () => (address.get("histograms") === "" ? [columns.chosenScore(address)] : split(address.get("histograms")));
-  const ranged = () => address.filters().filter(([key]) => key.startsWith("range.")).map(([key]) => key.slice(6));
+  const names = () =>
+    address.get("histograms") === "" ? [columns.chosenScore(address)] : split(address.get("histograms"));
+  const ranged = () =>
+    address
+      .filters()
+      .filter(([key]) => key.startsWith("range."))
+      .map(([key]) => key.slice(6));
   const show = () => {
     const wanted = [...new Set([...names(), ...ranged()])].filter((name) => columns.metas.get(name)?.kind === "score");
     for (const [name, histogram] of open) if (!wanted.includes(name)) open.delete(name) && histogram.close();
@@ -29,7 +38,10 @@ export function startHistograms(app) {
   const choice = at("add-histogram");
   const fillChoice = (wanted) => {
     const rest = columns.ofKind("score").filter(({ name }) => !wanted.includes(name));
-    choice.replaceChildren(new Option("Add a histogram…", ""), ...rest.map(({ name, title }) => new Option(title, name)));
+    choice.replaceChildren(
+      new Option("Add a histogram…", ""),
+      ...rest.map(({ name, title }) => new Option(title, name)),
+    );
     choice.hidden = rest.length === 0;
   };
   choice.addEventListener("change", () => address.set({ histograms: join([...open.keys(), choice.value]) }));
@@ -46,14 +58,41 @@ class Histogram {
     this.all = makeSvg("path", { class: "all" });
     this.part = makeSvg("path", { class: "part" });
     this.veil = makeSvg("path", { class: "veil" });
-    this.svg = makeSvg("svg", { viewBox: `0 0 ${BINS} ${TALL}`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.all, this.part, this.veil);
+    this.svg = makeSvg(
+      "svg",
+      { viewBox: `0 0 ${BINS} ${TALL}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      this.all,
+      this.part,
+      this.veil,
+    );
     this.inputs = ["at least", "at most"].map((word, which) =>
-      make("input", { type: "range", min: 0, max: BINS, step: 1, "aria-label": `${title}, ${word}`, oninput: () => this.slide(which, "draft"), onchange: () => this.slide(which, "push") }),
+      make("input", {
+        type: "range",
+        min: 0,
+        max: BINS,
+        step: 1,
+        "aria-label": `${title}, ${word}`,
+        oninput: () => this.slide(which, "draft"),
+        onchange: () => this.slide(which, "push"),
+      }),
     );
     this.words = make("p", { className: "fine" });
-    const close = make("button", { type: "button", className: "plain", title: "Remove this histogram", "aria-label": `Remove the histogram of ${title}`, onclick: remove, textContent: "×" });
+    const close = make("button", {
+      type: "button",
+      className: "plain",
+      title: "Remove this histogram",
+      "aria-label": `Remove the histogram of ${title}`,
+      onclick: remove,
+      textContent: "×",
+    });
     const head = make("div", { className: "head" }, make("h3", { textContent: heading(title), title: about }), close);
-    this.element = make("div", { className: "histogram", role: "group", "aria-label": `Histogram of ${title}` }, head, make("div", { className: "bins" }, this.svg, ...this.inputs), this.words);
+    this.element = make(
+      "div",
+      { className: "histogram", role: "group", "aria-label": `Histogram of ${title}` },
+      head,
+      make("div", { className: "bins" }, this.svg, ...this.inputs),
+      this.words,
+    );
     this.#brush();
     address.watch([this.key], () => this.ready && this.#showRange());
     selection.watch(() => this.ready && this.#draw());
@@ -127,7 +166,9 @@ class Histogram {
     this.veil.setAttribute("d", `M0 0H${places[0]}V${TALL}H0ZM${places[1]} 0H${BINS}V${TALL}H${places[1]}Z`);
     const none = this.counts[NONE] > 0 ? ` · ${this.counts[NONE].toLocaleString("en")} without a value` : "";
     const infinite = this.columns.values(this.name).includes(Infinity);
-    const ends = [this.columns.quantile(this.name, 0), infinite ? Infinity : this.columns.quantile(this.name, 1)].map(format);
+    const ends = [this.columns.quantile(this.name, 0), infinite ? Infinity : this.columns.quantile(this.name, 1)].map(
+      format,
+    );
     const open = !Number.isFinite(low) && !Number.isFinite(high);
     const range = `${Number.isFinite(low) ? format(low) : ends[0]} to ${Number.isFinite(high) ? format(high) : ends[1]}`;
     this.words.textContent = range + none;
@@ -136,7 +177,8 @@ class Histogram {
 
   slide(which, how) {
     const places = this.inputs.map((input) => Number(input.value));
-    if (places[0] >= places[1]) places[which] = which === 0 ? Math.max(0, places[1] - 1) : Math.min(BINS, places[0] + 1);
+    if (places[0] >= places[1])
+      places[which] = which === 0 ? Math.max(0, places[1] - 1) : Math.min(BINS, places[0] + 1);
     this.#filter(places, how);
   }
 

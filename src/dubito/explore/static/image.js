@@ -115,7 +115,8 @@ export class ImagePanel {
     const row = this.row;
     const place = row < 0 ? -1 : this.gallery.place(row);
     const total = this.gallery.length;
-    at("place").textContent = row < 0 ? "new image" : place < 0 ? "not among those shown" : `${count(place + 1)} of ${count(total)}`;
+    at("place").textContent =
+      row < 0 ? "new image" : place < 0 ? "not among those shown" : `${count(place + 1)} of ${count(total)}`;
     at("previous").disabled = total === 0 || place === 0;
     at("next").disabled = total === 0 || place === total - 1;
   }
@@ -127,18 +128,28 @@ export class ImagePanel {
     const figure = make("figure", {}, frame);
     const missing = () => line(`The picture is not there. ${this.about.pictures.words}`, "missing");
     if (picture === null) frame.append(missing());
-    else frame.append(make("img", { src: picture, alt: `Picture of ${image.id}`, onerror: () => frame.replaceChildren(missing()) }));
+    else
+      frame.append(
+        make("img", { src: picture, alt: `Picture of ${image.id}`, onerror: () => frame.replaceChildren(missing()) }),
+      );
     const refused = image.unavailable?.tiles;
     if (picture === null && !refused) return figure;
     const words = make("span", { className: "fine", textContent: refused ?? "" });
-    const box = make("input", { type: "checkbox", id: "tiles", checked: this.#tilesOn && !refused, disabled: Boolean(refused) });
+    const box = make("input", {
+      type: "checkbox",
+      id: "tiles",
+      checked: this.#tilesOn && !refused,
+      disabled: Boolean(refused),
+    });
     const show = () => this.#tiles(image, frame, words, box.checked);
     box.addEventListener("change", () => {
       this.address.set({ tiles: box.checked ? "1" : "" }, "replace");
       show();
     });
     if (box.checked) show();
-    figure.append(make("figcaption", {}, make("label", {}, box, make("span", { textContent: "Uncertainty of tiles" })), words));
+    figure.append(
+      make("figcaption", {}, make("label", {}, box, make("span", { textContent: "Uncertainty of tiles" })), words),
+    );
     return figure;
   }
 
@@ -166,10 +177,13 @@ export class ImagePanel {
 
   #classes({ label_name: label, set }) {
     const from = this.about.sets.length > 1 ? this.about.sets.find(({ name }) => name === set) : undefined;
-    const chip = (what, text) => make("span", { className: "chip" }, make("small", { textContent: what }), String(text));
+    const chip = (what, text) =>
+      make("span", { className: "chip" }, make("small", { textContent: what }), String(text));
     const chips = [
       ...(label === null ? [] : [chip("class", label)]),
-      ...(isWrong(this.columns, this.#image) ? [make("span", { className: "chip bad", textContent: "wrong prediction" })] : []),
+      ...(isWrong(this.columns, this.#image)
+        ? [make("span", { className: "chip bad", textContent: "wrong prediction" })]
+        : []),
       ...(from ? [chip("set", shortName(from.name) + (from.ood ? " (out-of-distribution)" : ""))] : []),
     ];
     return chips.length > 0 ? make("p", { className: "chips" }, ...chips) : null;
@@ -177,7 +191,12 @@ export class ImagePanel {
 
   #verdict({ verdict }) {
     if (!verdict) return null;
-    return make("p", { className: `verdict ${verdict.tone}` }, make("b", { textContent: verdict.verdict }), make("span", { textContent: verdict.reason }));
+    return make(
+      "p",
+      { className: `verdict ${verdict.tone}` },
+      make("b", { textContent: verdict.verdict }),
+      make("span", { textContent: verdict.reason }),
+    );
   }
 
   #top({ top }) {
@@ -185,7 +204,13 @@ export class ImagePanel {
     const entry = ({ name, probability }) => {
       const share = make("i", { className: "bar plain" });
       share.style.setProperty("--f", probability);
-      return make("li", {}, make("span", { className: "name", textContent: name }), share, make("span", { className: "value", textContent: percent(probability) }));
+      return make(
+        "li",
+        {},
+        make("span", { className: "name", textContent: name }),
+        share,
+        make("span", { className: "value", textContent: percent(probability) }),
+      );
     };
     return section("Prediction", make("ol", { className: "bars" }, ...top.map(entry)));
   }
@@ -194,31 +219,44 @@ export class ImagePanel {
     if (!names) return null;
     const shown = names.slice(0, 12).map((textContent) => make("span", { className: "chip", textContent }));
     const rest = names.length > 12 ? [line(`and ${count(names.length - 12)} more`, "fine")] : [];
-    const body = names.length === 0 ? [line("Empty: no class is likely enough.", "fine")] : [make("p", { className: "chips" }, ...shown), ...rest];
+    const body =
+      names.length === 0
+        ? [line("Empty: no class is likely enough.", "fine")]
+        : [make("p", { className: "chips" }, ...shown), ...rest];
     return section("Prediction set", ...body);
   }
 
   #scores({ scores }) {
     if (!scores || scores.length === 0) return null;
     const entry = ({ name, title: score, value, rank }) => {
-      const digits = this.columns.values(name) ? decimals(...this.columns.ends(name)) : decimals(0, Math.abs(value) || 1);
+      const digits = this.columns.values(name)
+        ? decimals(...this.columns.ends(name))
+        : decimals(0, Math.abs(value) || 1);
       // An infinite score arrives as null: refused whatever the threshold.
       const text = value === null ? "∞" : number(value, digits);
       return make(
-        "li", { title: this.columns.metas.get(name)?.about ?? "" },
+        "li",
+        { title: this.columns.metas.get(name)?.about ?? "" },
         make("span", { className: "name", textContent: heading(score) }),
         rank === null ? make("i", { className: "bar none" }) : bar(rank),
         make("span", { className: "value", textContent: text }),
         make("span", { className: "rank", textContent: rank === null ? "" : percent(rank) }),
       );
     };
-    return section("Scores", line("Bar: share of the images that are more certain.", "fine"), make("ul", { className: "bars ranked" }, ...scores.map(entry)));
+    return section(
+      "Scores",
+      line("Bar: share of the images that are more certain.", "fine"),
+      make("ul", { className: "bars ranked" }, ...scores.map(entry)),
+    );
   }
 
   #neighbours({ neighbours, unavailable }) {
     if (unavailable?.neighbours) return section("Nearest neighbours", line(unavailable.neighbours, "fine"));
     if (!neighbours || neighbours.length === 0) return null;
-    return section("Nearest neighbours", make("ul", { className: "neighbours" }, ...neighbours.map((one) => make("li", {}, this.#neighbour(one)))));
+    return section(
+      "Nearest neighbours",
+      make("ul", { className: "neighbours" }, ...neighbours.map((one) => make("li", {}, this.#neighbour(one)))),
+    );
   }
 
   #neighbour({ row, id, label_name: label, predicted_name: predicted, correct, similarity, rank, picture }) {
@@ -229,9 +267,19 @@ export class ImagePanel {
       `similarity ${number(similarity, 2)}`,
       ...(rank === null ? [] : [`more uncertain than ${percent(rank)}`]),
     ];
-    const button = make("button", { type: "button", title: text.join("\n"), "aria-label": text.join(", "), onclick: () => this.open(row) });
-    const name = make("span", { className: correct === false ? "name wrong" : "name", textContent: label ?? predicted ?? id });
-    const shown = picture ? make("img", { src: path("thumbnail", row), alt: "", loading: "lazy" }) : make("span", { className: "missing" });
+    const button = make("button", {
+      type: "button",
+      title: text.join("\n"),
+      "aria-label": text.join(", "),
+      onclick: () => this.open(row),
+    });
+    const name = make("span", {
+      className: correct === false ? "name wrong" : "name",
+      textContent: label ?? predicted ?? id,
+    });
+    const shown = picture
+      ? make("img", { src: path("thumbnail", row), alt: "", loading: "lazy" })
+      : make("span", { className: "missing" });
     button.append(shown, name, ...(rank === null ? [] : [bar(rank)]));
     return button;
   }
@@ -242,7 +290,12 @@ export class ImagePanel {
     const refused = image.unavailable?.corruption;
     if (refused) return section("Under corruption", line(refused, "fine"));
     const body = make("div");
-    const details = make("details", { className: "corruption", open: this.address.get("curves") !== "" }, make("summary", { textContent: "Under corruption" }), body);
+    const details = make(
+      "details",
+      { className: "corruption", open: this.address.get("curves") !== "" },
+      make("summary", { textContent: "Under corruption" }),
+      body,
+    );
     const show = () => {
       this.address.set({ curves: details.open ? "1" : "" }, "replace");
       if (details.open && body.childElementCount === 0) this.#curves(image, body);
@@ -260,7 +313,12 @@ export class ImagePanel {
       const [low, high] = [Math.min(...all), Math.max(...all)];
       const digits = decimals(low, high);
       const { svg } = lineChart({
-        lines: curves.map(({ u }, place) => ({ xs: severities, ys: u, kind: "curve", colour: COLOURS[place % COLOURS.length] })),
+        lines: curves.map(({ u }, place) => ({
+          xs: severities,
+          ys: u,
+          kind: "curve",
+          colour: COLOURS[place % COLOURS.length],
+        })),
         x: { title: "severity →", low: severities[0], high: severities.at(-1) },
         y: { title: `↑ ${score}`, low, high: high > low ? high : low + 1, format: (value) => number(value, digits) },
         label: `${score} of this image under ${curves.map(({ kind }) => kind).join(", ")}, by severity`,
@@ -278,9 +336,14 @@ export class ImagePanel {
       const [row, value] = [this.row, at(field).value];
       if (row < 0 || (this.notes.of(row)?.[key] ?? "") === value) return;
       at("note-state").textContent = "Saving…";
-      at("note-state").textContent = (await this.notes.save(row, { [key]: value })) ? "Saved" : "Kept here; not saved yet";
+      at("note-state").textContent = (await this.notes.save(row, { [key]: value }))
+        ? "Saved"
+        : "Kept here; not saved yet";
     };
-    for (const [key, field] of [["label", "note-label"], ["note", "note-text"]]) {
+    for (const [key, field] of [
+      ["label", "note-label"],
+      ["note", "note-text"],
+    ]) {
       at(field).addEventListener("change", save(key, field));
       at(field).addEventListener("input", later(save(key, field), 800));
     }
@@ -293,7 +356,10 @@ export class ImagePanel {
     at("mark").setAttribute("aria-pressed", String(marked));
     at("mark").textContent = marked ? "★ Marked" : "☆ Mark";
     // What is being typed is not overwritten by what the server knows.
-    const fields = [["note-label", note?.label], ["note-text", note?.note]];
+    const fields = [
+      ["note-label", note?.label],
+      ["note-text", note?.note],
+    ];
     for (const [id, text] of fields) {
       if (document.activeElement !== at(id) || this.noted !== this.row) at(id).value = text ?? "";
     }
@@ -314,7 +380,12 @@ function heatMap({ grid: [height, width], values, low, high, box = [0, 0, 1, 1] 
     }),
   );
   const [left, top, right, bottom] = box.map((one) => 100 * one);
-  Object.assign(canvas.style, { left: `${left}%`, top: `${top}%`, width: `${right - left}%`, height: `${bottom - top}%` });
+  Object.assign(canvas.style, {
+    left: `${left}%`,
+    top: `${top}%`,
+    width: `${right - left}%`,
+    height: `${bottom - top}%`,
+  });
   return canvas;
 }
 
@@ -322,6 +393,13 @@ function curveKey({ kind, predicted_name: names }, place) {
   const sample = make("i");
   sample.style.background = COLOURS[place % COLOURS.length];
   const changes = names ? names.findIndex((name) => name !== names[0]) : -1;
-  const words = changes > 0 ? `prediction changes to ${names[changes]} at severity ${changes}` : "same prediction throughout";
-  return make("li", {}, sample, make("b", { textContent: kind }), make("span", { className: "fine", textContent: words }));
+  const words =
+    changes > 0 ? `prediction changes to ${names[changes]} at severity ${changes}` : "same prediction throughout";
+  return make(
+    "li",
+    {},
+    sample,
+    make("b", { textContent: kind }),
+    make("span", { className: "fine", textContent: words }),
+  );
 }

@@ -39,7 +39,11 @@ export class Key {
     at("key-scale").hidden = !scale;
     if (scale) {
       const ends = this.columns.ends(this.name).map((value) => this.columns.format(this.name, value));
-      at("key-scale").replaceChildren(make("span", { textContent: ends[0] }), make("i", { className: "scale" }), make("span", { textContent: ends[1] }));
+      at("key-scale").replaceChildren(
+        make("span", { textContent: ends[0] }),
+        make("i", { className: "scale" }),
+        make("span", { textContent: ends[1] }),
+      );
     }
     const values = this.columns.values(this.name);
     const counts = key.length > 0 && values ? countBy(values, Math.max(2, this.#size()), this.selection.shown) : null;
@@ -63,10 +67,17 @@ export class Key {
     };
     const dot = make("i");
     dot.style.background = colour;
-    const button = make("button", { type: "button", onclick: toggle, "aria-pressed": String(on), "data-key": value, title: on ? "Show the others too" : "Show only these" });
+    const button = make("button", {
+      type: "button",
+      onclick: toggle,
+      "aria-pressed": String(on),
+      "data-key": value,
+      title: on ? "Show the others too" : "Show only these",
+    });
     button.append(dot, make("span", { textContent: text }), make("small", { textContent: count(many) }));
     for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => this.#light(value));
-    for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => this.map.showMask(this.selection.shown));
+    for (const event of ["pointerleave", "blur"])
+      button.addEventListener(event, () => this.map.showMask(this.selection.shown));
     return button;
   }
 

@@ -42,7 +42,9 @@ export class Layouts {
     const place = ({ name }) => (PREFERRED.includes(name) ? PREFERRED.indexOf(name) : PREFERRED.length);
     if (ready.length > 0) return ready.sort((a, b) => place(a) - place(b))[0].name;
     const { scores } = this.columns;
-    return this.list.every(({ state }) => state !== "running") && scores.length > 1 ? ranksLayout(scores[0].name, scores[1].name) : null;
+    return this.list.every(({ state }) => state !== "running") && scores.length > 1
+      ? ranksLayout(scores[0].name, scores[1].name)
+      : null;
   }
 
   /** The layout to draw for a choice of the user: the best one until it is ready. */
@@ -107,7 +109,9 @@ export class Layouts {
     clearTimeout(this.#polling);
     this.#polling = setTimeout(async () => {
       for (const { name } of this.list.filter(({ state }) => state === "running")) {
-        const answer = await getLayout(name).catch((error) => (error.status ? { state: "failed", words: error.message } : null));
+        const answer = await getLayout(name).catch((error) =>
+          error.status ? { state: "failed", words: error.message } : null,
+        );
         if (answer instanceof Float32Array) {
           this.#positions.set(name, Promise.resolve(answer));
           this.#note(name, { state: "ready", progress: 1 });

@@ -9,7 +9,9 @@ export class Notes {
 
   constructor({ columns, report }) {
     Object.assign(this, { columns, report });
-    columns.define({ name: "marked", title: "marked", kind: "flag", about: "Images that you marked." }, () => this.#flags());
+    columns.define({ name: "marked", title: "marked", kind: "flag", about: "Images that you marked." }, () =>
+      this.#flags(),
+    );
     connection.addEventListener("restored", () => this.load());
     document.addEventListener("visibilitychange", () => document.hidden || this.load());
   }

@@ -6,7 +6,8 @@ const BATCH = 500;
 const KEPT = 20_000;
 
 /** Whether a prediction is wrong, where labels are the model's classes. */
-export const isWrong = (columns, { label, predicted }) => columns.has("correct") && (label ?? -1) >= 0 && label !== predicted;
+export const isWrong = (columns, { label, predicted }) =>
+  columns.has("correct") && (label ?? -1) >= 0 && label !== predicted;
 
 export class Rows {
   #entries = new Map();

@@ -8,7 +8,10 @@ export const lassoText = (layout, polygon) =>
 
 export function readLasso(text) {
   const cut = text.lastIndexOf("!");
-  const numbers = text.slice(cut + 1).split(",").map(Number);
+  const numbers = text
+    .slice(cut + 1)
+    .split(",")
+    .map(Number);
   const polygon = [];
   for (let i = 0; i + 1 < numbers.length; i += 2) polygon.push([numbers[i], numbers[i + 1]]);
   return { layout: text.slice(0, cut), polygon };
@@ -16,7 +19,9 @@ export function readLasso(text) {
 
 /** Limits of a range as text in the address, and back; an open end is infinite. */
 export const rangeText = ([low, high]) =>
-  low === -Infinity && high === Infinity ? "" : `${Number.isFinite(low) ? low : ""}~${Number.isFinite(high) ? high : ""}`;
+  low === -Infinity && high === Infinity
+    ? ""
+    : `${Number.isFinite(low) ? low : ""}~${Number.isFinite(high) ? high : ""}`;
 
 export function readRange(text) {
   if (!text.includes("~")) return [-Infinity, Infinity];
@@ -24,7 +29,11 @@ export function readRange(text) {
   return [low === "" ? -Infinity : Number(low), high === "" ? Infinity : Number(high)];
 }
 
-export const readNumbers = (text) => text.split(",").filter((one) => one !== "").map(Number);
+export const readNumbers = (text) =>
+  text
+    .split(",")
+    .filter((one) => one !== "")
+    .map(Number);
 
 export class Selection {
   #parts = new Map();
@@ -68,7 +77,11 @@ export class Selection {
         const before = this.#parts.get(key);
         const version = this.columns.version(key.slice(key.indexOf(".") + 1));
         if (before?.value === value && before.version === version) parts.set(key, before);
-        else await this.#part(key, value).then((part) => parts.set(key, part), (error) => this.report(error.message));
+        else
+          await this.#part(key, value).then(
+            (part) => parts.set(key, part),
+            (error) => this.report(error.message),
+          );
       }),
     );
     if (turn !== this.#turn) return;
@@ -81,7 +94,10 @@ export class Selection {
     const cut = key.indexOf(".");
     const [kind, name] = cut < 0 ? [key, ""] : [key.slice(0, cut), key.slice(cut + 1)];
     if (kind === "find") {
-      return { value, mask: unpack(new Uint8Array(await getBytes(`api/find?text=${encodeURIComponent(value)}`)), this.columns.rows) };
+      return {
+        value,
+        mask: unpack(new Uint8Array(await getBytes(`api/find?text=${encodeURIComponent(value)}`)), this.columns.rows),
+      };
     }
     if (kind === "lasso") {
       const { layout, polygon } = readLasso(value);

@@ -11,7 +11,12 @@ export class Threshold {
   constructor({ about, address, columns }) {
     Object.assign(this, { about, address, columns });
     columns.define(
-      { name: "slider", title: "accepted under the slider", kind: "flag", about: "Images whose score is at most the threshold of the slider." },
+      {
+        name: "slider",
+        title: "accepted under the slider",
+        kind: "flag",
+        about: "Images whose score is at most the threshold of the slider.",
+      },
       () => this.#accepted(),
     );
   }
@@ -85,7 +90,11 @@ export class Threshold {
     this.columns.renew("slider");
     if (this.#data === null) return;
     // A threshold between two steps is asked for, so that its numbers are exact.
-    if (Number.isFinite(this.value) && this.#data.thresholds[this.#step()] !== this.value && this.asked !== this.value) {
+    if (
+      Number.isFinite(this.value) &&
+      this.#data.thresholds[this.#step()] !== this.value &&
+      this.asked !== this.value
+    ) {
       this.asked = this.value;
       this.#load();
     } else this.#show();
@@ -122,19 +131,28 @@ export class Threshold {
     const { thresholds, errors, words } = this.#data;
     const steps = thresholds.map((_, step) => this.#numbers(step));
     const risks = steps.map(({ risk }) => risk);
-    const top = Math.min(1, Math.max(0.02, 1.5 * Math.max(0, ...risks.filter(Number.isFinite).slice(Math.floor(risks.length / 20)))));
+    const top = Math.min(
+      1,
+      Math.max(0.02, 1.5 * Math.max(0, ...risks.filter(Number.isFinite).slice(Math.floor(risks.length / 20)))),
+    );
     const coverage = steps.map((one) => one.coverage);
     const below = (values) => values.map((value) => (value <= top ? value : NaN));
-    const lines = errors === null ? [] : [
-      { xs: coverage, ys: below(steps.map(({ bound }) => bound)), kind: "bound" },
-      { xs: coverage, ys: below(risks), kind: "risk" },
-    ];
-    this.chart = errors === null ? null : lineChart({
-      lines,
-      x: { title: "coverage →", low: 0, high: 1, format: percent },
-      y: { title: "↑ selective risk", low: 0, high: top, format: percent },
-      label: `Risk-coverage curve by ${this.columns.title(this.score)}: the selective risk is ${percent(risks.at(-1))} if every image is accepted.`,
-    });
+    const lines =
+      errors === null
+        ? []
+        : [
+            { xs: coverage, ys: below(steps.map(({ bound }) => bound)), kind: "bound" },
+            { xs: coverage, ys: below(risks), kind: "risk" },
+          ];
+    this.chart =
+      errors === null
+        ? null
+        : lineChart({
+            lines,
+            x: { title: "coverage →", low: 0, high: 1, format: percent },
+            y: { title: "↑ selective risk", low: 0, high: top, format: percent },
+            label: `Risk-coverage curve by ${this.columns.title(this.score)}: the selective risk is ${percent(risks.at(-1))} if every image is accepted.`,
+          });
     at("curve").replaceChildren(...(this.chart ? [this.chart.svg] : []));
     at("curve-key").hidden = this.chart === null;
     at("slider").max = thresholds.length - 1;
@@ -147,11 +165,20 @@ export class Threshold {
   /** The marker of the slider, which can be dragged, and the guard's threshold. */
   #mark(steps) {
     const { svg, inner } = this.chart;
-    this.marker = makeSvg("g", { class: "marker" }, makeSvg("path", { d: `M0 ${inner.top}V${inner.bottom}` }), makeSvg("circle", { r: 5 }));
+    this.marker = makeSvg(
+      "g",
+      { class: "marker" },
+      makeSvg("path", { d: `M0 ${inner.top}V${inner.bottom}` }),
+      makeSvg("circle", { r: 5 }),
+    );
     svg.append(this.marker);
     const drag = (event, how) => {
       const wanted = this.chart.valueAt(event.clientX);
-      const nearest = steps.reduce((best, { coverage }, step) => (Math.abs(coverage - wanted) < Math.abs(steps[best].coverage - wanted) ? step : best), 0);
+      const nearest = steps.reduce(
+        (best, { coverage }, step) =>
+          Math.abs(coverage - wanted) < Math.abs(steps[best].coverage - wanted) ? step : best,
+        0,
+      );
       this.address.set({ threshold: this.#data.thresholds[nearest], by: this.address.get("by") }, how);
     };
     svg.addEventListener("pointerdown", (event) => {
@@ -171,13 +198,19 @@ export class Threshold {
     const step = this.#step();
     const now = this.#numbers(step);
     const { rows, errors, confidence } = this.#data;
-    const format = (value) => (this.columns.values(this.score) ? this.columns.format(this.score, value) : value.toPrecision(4));
+    const format = (value) =>
+      this.columns.values(this.score) ? this.columns.format(this.score, value) : value.toPrecision(4);
     at("slider").value = Math.max(0, step);
     at("threshold-value").textContent = step < 0 ? "below every score" : format(now.threshold);
     at("coverage").textContent = percent(now.coverage);
     at("coverage-words").textContent = `${count(now.accepted)} of ${count(rows)} accepted`;
     at("risk").textContent = percent(now.risk);
-    at("risk-words").textContent = errors === null ? "needs labels" : step < 0 ? "nothing is accepted" : `${count(now.errors)} of ${count(now.judged)} wrong`;
+    at("risk-words").textContent =
+      errors === null
+        ? "needs labels"
+        : step < 0
+          ? "nothing is accepted"
+          : `${count(now.errors)} of ${count(now.judged)} wrong`;
     at("bound").textContent = Number.isFinite(now.bound) ? `≤ ${percent(now.bound)}` : "–";
     at("bound-words").textContent = errors === null ? "needs labels" : `with ${percent(confidence)} confidence`;
     const spoken = `${at("threshold-value").textContent}; coverage ${percent(now.coverage)}, selective risk ${percent(now.risk)}`;
@@ -212,7 +245,9 @@ export class Threshold {
     if (guard === null) return;
     at("guarantee").textContent = guard.guarantee;
     at("findings").replaceChildren(...guard.findings.map((textContent) => make("li", { textContent })));
-    at("guard-threshold").addEventListener("click", () => this.address.set({ by: guard.score, threshold: guard.threshold }));
+    at("guard-threshold").addEventListener("click", () =>
+      this.address.set({ by: guard.score, threshold: guard.threshold }),
+    );
   }
 
   #showColouring() {
