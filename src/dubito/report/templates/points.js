@@ -6,6 +6,7 @@
 const FARTHEST = 80;
 const FAINT = 0.18;
 const LINES = { opacity: 0.95, wide: 3.5, narrow: 1.75 };
+const FEW = 2000;
 const LEVELS = 65535;
 const BANDS = 256;
 
@@ -394,18 +395,28 @@ export class Points {
     if (this.#stale.size > 0) this.#refresh();
     const widest = dense * (2 * Math.max(...this.#all.radius) * this.#growth + LINES.wide) + 1;
     const [margin, shaders] = [Math.ceil(widest / 2), widest <= this.#shaders?.largest ? this.#shaders : null];
-    const parts = this.#shift(width, height, dense);
-    if (parts.length > 0) shaders?.clear(width, height);
-    for (const part of parts) {
-      const layers = this.#within(part, margin, dense);
-      if (shaders === null) this.#paintHere(part, layers, dense);
-      else shaders.draw(part, margin, layers, this.#uniforms(part, margin, dense));
-    }
-    if (parts.length > 0 && shaders !== null) this.#brush.drawImage(shaders.gl.canvas, 0, 0);
+    const strips = this.#shift(width, height, dense);
     this.#last = { ...this.view };
+    let copies = false;
+    for (const part of strips ?? [[0, 0, width, height]]) {
+      const layers = this.#within(part, margin, dense);
+      const count = layers.reduce((sum, layer) => sum + layer.length, 0);
+      // Without a graphics card, to copy the whole canvas takes longer than to draw a few circles here.
+      if (shaders === null || (strips !== null && count <= FEW)) {
+        this.#paintHere(part, layers, dense);
+        continue;
+      }
+      if (!copies) shaders.clear(width, height);
+      copies = true;
+      shaders.draw(part, margin, layers, this.#uniforms(part, margin, dense));
+    }
+    if (copies) this.#brush.drawImage(shaders.gl.canvas, 0, 0);
   }
 
-  /** Move the last picture along with the map; what it does not cover is returned: [left, top, width, height] of each part. */
+  /**
+   * Move the last picture along with the map, and return the parts that it does not cover, as [left, top, width, height];
+   * null if it is of no use.
+   */
   #shift(width, height, dense) {
     const { x, y, scale } = this.#last ?? {};
     const [dx, dy] = [this.view.x - x, this.view.y - y].map((far) => far * this.#span * dense);
@@ -414,7 +425,7 @@ export class Points {
     // Between two pixels, the picture would be blurred.
     if (!covers || Math.hypot(dx - right, dy - down) > 0.01) {
       this.#brush.clearRect(0, 0, width, height);
-      return [[0, 0, width, height]];
+      return null;
     }
     this.#brush.globalCompositeOperation = "copy";
     this.#brush.drawImage(this.#canvas, right, down);
