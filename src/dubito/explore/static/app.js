@@ -25,6 +25,7 @@ const RETRY = 3000;
 /** Show a sentence for a while, or until the returned function is called. */
 function report(text, { stay = false } = {}) {
   const message = make("p", { textContent: text });
+  for (const one of [...at("messages").children]) if (one.textContent === text) one.remove();
   at("messages").append(message);
   const close = () => message.remove();
   if (!stay) setTimeout(close, 4000 + 60 * text.length);

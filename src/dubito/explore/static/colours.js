@@ -79,7 +79,8 @@ function paintScore(columns, name, { shades }) {
 
 function paintFlag(columns, name, { shades }) {
   const [values, none] = [columns.values(name), rgb(OTHER)];
-  const ends = [shades[STEPS], shades[0]];
+  // What needs a look is orange: errors, abstentions, disagreements, marked images.
+  const ends = name === "marked" ? [shades[0], shades[STEPS]] : [shades[STEPS], shades[0]];
   const colours = fill(columns.rows, (i) => ends[values[i]] ?? none);
   const words = flagWords(name);
   const css = (colour) => `rgb(${colour.join(" ")})`;

@@ -84,10 +84,10 @@ export class Comparison {
     if (pair.some((name) => this.columns.values(name) === null)) return;
     const lacking = Math.max(...pair.map((name) => this.columns.rows - this.columns.known(name)));
     const words = [
-      ...(this.layouts.list.length === 0 ? ["Without features there is no other map than this one."] : []),
+      ...(this.layouts.list.some((layout) => layout.state !== "failed") ? [] : [this.layouts.list[0]?.words]),
       ...(lacking > 0 ? [`${plural(lacking, "image")} without a value on a line below or to the left.`] : []),
     ];
-    at("compare-words").textContent = words.join(" ");
+    at("compare-words").textContent = words.filter(Boolean).join(" ");
   }
 
   async #gap() {

@@ -38,11 +38,13 @@ export const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 /** The last part of a path: a table is named by its folder. */
 export const shortName = (name) => name.split(/[\\/]/).filter(Boolean).at(-1) ?? name;
 
-/** A share as per cent, with the decimals that tell small ones apart. */
-export function percent(share) {
+/** A share as per cent: small ones, and those near 100, with a decimal; never rounded to 100 from below. */
+export function percent(share, digits, round = Math.round) {
   if (!Number.isFinite(share)) return "–";
   const value = 100 * share;
-  return `${value.toFixed(value !== 0 && Math.abs(value) < 10 && value !== Math.round(value) ? 1 : 0)} %`;
+  const places = digits ?? (Number.isInteger(value) || (value >= 10 && value <= 99) ? 0 : 1);
+  const rounded = round(value * 10 ** places) / 10 ** places;
+  return value < 100 && rounded >= 100 ? "> 99.9 %" : `${rounded.toFixed(places)} %`;
 }
 
 /** Decimals that tell values apart: three digits of their range. */

@@ -24,13 +24,14 @@ export function startFilters(app) {
 /** Part of a file name, in the bar at the top. */
 function startFind(address) {
   const input = at("find");
+  // What is being typed is not replaced by what has been asked for.
   const show = () => {
-    if (document.activeElement !== input) input.value = address.get("find");
+    if (document.activeElement !== input || address.get("find") === "") input.value = address.get("find");
   };
-  const commit = later(() => address.set({ find: input.value.trim() }, "replace"), 250);
-  input.addEventListener("input", commit);
-  input.addEventListener("change", () => address.set({ find: input.value.trim() }));
-  address.watch(["find"], () => (address.get("find") === "" ? (input.value = "") : show()));
+  const commit = () => address.set({ find: input.value.trim() });
+  input.addEventListener("input", later(commit, 250));
+  input.addEventListener("change", commit);
+  address.watch(["find"], show);
   show();
 }
 
@@ -38,13 +39,10 @@ function startFind(address) {
 function flagFilter({ address }, meta) {
   const key = `is.${meta.name}`;
   const words = flagWords(meta.name);
-  const radios = [
-    ["", "all"],
-    ["1", words[1]],
-    ["0", words[0]],
-  ].map(([value, text]) => {
+  const values = { "": "all", 1: words[1], 0: words[0] };
+  const radios = ["", "1", "0"].map((value) => {
     const input = make("input", { type: "radio", name: key, value, onchange: () => address.set({ [key]: value }) });
-    return make("label", {}, input, make("span", { textContent: text }));
+    return make("label", {}, input, make("span", { textContent: values[value] }));
   });
   const show = () => radios.forEach(({ firstChild }) => (firstChild.checked = firstChild.value === address.get(key)));
   address.watch([key], show);
@@ -110,7 +108,7 @@ class CategoryFilter {
     // Chosen ones stay in sight; few values keep their order, of many the most frequent come first.
     if (present.length > LISTED) named.sort((a, b) => chosen.has(b) - chosen.has(a) || all.at(b) - all.at(a) || a - b);
     const listed = named.slice(0, text === "" ? Math.max(LISTED, chosen.size) : MATCHES);
-    const held = document.activeElement?.dataset?.value;
+    const held = this.options.contains(document.activeElement) ? document.activeElement.dataset.value : undefined;
     this.options.replaceChildren(...listed.map((value) => this.option(value, chosen, shown.at(value))));
     if (held !== undefined) this.options.querySelector(`[data-value="${held}"]`)?.focus();
     const hidden = named.length - listed.length;

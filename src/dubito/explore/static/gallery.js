@@ -14,6 +14,7 @@ export class Gallery {
   #active = 0;
   #turn = 0;
   #shown = "";
+  #tallView = 0;
   #watchers = [];
 
   constructor(app) {
@@ -23,7 +24,7 @@ export class Gallery {
     this.scroller.addEventListener("scroll", () => this.#render());
     this.scroller.addEventListener("keydown", (event) => this.#key(event));
     this.inner.addEventListener("click", (event) => this.#click(event));
-    new ResizeObserver(() => this.#refill()).observe(this.scroller);
+    new ResizeObserver(() => this.#resize()).observe(this.scroller);
     at("order").addEventListener("change", () => this.address.set({ order: at("order").value }));
     at("direction").addEventListener("click", () =>
       this.address.set({ rising: this.address.get("rising") ? "" : "1" }),
@@ -49,30 +50,17 @@ export class Gallery {
     return Math.min(240, Math.max(64, Number(this.address.get("cell", "104")) || 104));
   }
 
-  /** Sort the shown rows by the chosen score; those without a value come last either way. */
+  /** Put the shown rows into the chosen order; a score that cannot be computed leaves that of the table. */
   async update() {
     this.#turn += 1;
     const turn = this.#turn;
-    const { score, columns, selection } = this;
+    const { score } = this;
     this.#showOrder();
-    try {
-      if (score !== null) await columns.load(score);
-    } catch (error) {
-      this.report(error.message);
-      return;
-    }
+    const values = score === null ? null : await this.columns.load(score).catch((error) => this.report(error.message));
     if (turn !== this.#turn) return;
-    const rising = score === null || this.address.get("rising") !== "";
-    const [order, known] = score === null ? [null, columns.rows] : [columns.order(score), columns.known(score)];
-    const rows = new Uint32Array(selection.count);
-    let filled = 0;
-    for (let k = 0; k < columns.rows; k += 1) {
-      const place = k >= known || rising ? k : known - 1 - k;
-      const row = order === null ? place : order[place];
-      if (selection.shown[row]) rows[filled++] = row;
-    }
-    this.#order = rows;
-    this.#active = Math.min(this.#active, Math.max(0, rows.length - 1));
+    const rising = this.address.get("rising") !== "";
+    this.#order = this.#sorted(values instanceof Float32Array ? score : null, rising);
+    this.#active = Math.min(this.#active, Math.max(0, this.#order.length - 1));
     // Another selection or order begins at the top; a mark that takes one image away does not move the others.
     const shown = JSON.stringify([this.address.filters(), score, rising]);
     const anew = this.#shown !== "" && shown !== this.#shown;
@@ -81,6 +69,21 @@ export class Gallery {
     if (anew) this.scroller.scrollTop = this.#active = 0;
     else this.#showOpen();
     for (const run of this.#watchers) run();
+  }
+
+  /** The shown rows by a score, those without a value last either way; without a score in the order of the table. */
+  #sorted(score, rising) {
+    const { columns, selection } = this;
+    const order = score === null ? null : columns.order(score);
+    const known = score === null ? 0 : columns.known(score);
+    const rows = new Uint32Array(selection.count);
+    let filled = 0;
+    for (let k = 0; k < columns.rows; k += 1) {
+      const place = k >= known || rising ? k : known - 1 - k;
+      const row = order === null ? place : order[place];
+      if (selection.shown[row]) rows[filled++] = row;
+    }
+    return rows;
   }
 
   /** Call `run` after the order has changed. */
@@ -110,6 +113,14 @@ export class Gallery {
   }
 
   // Layout: rows of cells; the inner element is as tall as all of them, or as tall as a browser allows.
+
+  /** A grid that was hidden comes back with the image that was open. */
+  #resize() {
+    const hidden = !this.#tallView;
+    this.#tallView = this.scroller.clientHeight;
+    this.#refill();
+    if (hidden) this.#reveal(this.#active);
+  }
 
   #refill() {
     const width = this.scroller.clientWidth - 16;
@@ -258,8 +269,8 @@ export class Gallery {
   }
 
   #reveal(place) {
-    if (!this.tall) return;
     const view = this.scroller.clientHeight;
+    if (!this.tall || view === 0) return;
     const top = Math.floor(place / this.columnsOfCells) * this.tall;
     const above = this.#above;
     const wanted = top < above ? top : top + this.tall + 16 > above + view ? top + this.tall + 16 - view : above;

@@ -1,6 +1,6 @@
 /** Linked histograms: all images in grey, the shown ones in colour; a brush, by pointer or keyboard, filters by score. */
 
-import { at, heading, make, makeSvg, oncePerFrame } from "./dom.js";
+import { at, count, heading, make, makeSvg, oncePerFrame } from "./dom.js";
 import { rangeText, readRange } from "./selection.js";
 
 const BINS = 60;
@@ -8,26 +8,19 @@ const TALL = 40;
 const NONE = 255;
 
 const join = (names) => names.map(encodeURIComponent).join(",");
-const split = (text) =>
-  text
-    .split(",")
-    .filter((one) => one !== "")
-    .map(decodeURIComponent);
+const split = (text) => text.split(",").map(decodeURIComponent);
 
 export function startHistograms(app) {
   const { address, columns } = app;
   const open = new Map();
   const names = () =>
     address.get("histograms") === "" ? [columns.chosenScore(address)] : split(address.get("histograms"));
-  const ranged = () =>
-    address
-      .filters()
-      .filter(([key]) => key.startsWith("range."))
-      .map(([key]) => key.slice(6));
+  const ranged = () => address.filters().flatMap(([key]) => (key.startsWith("range.") ? [key.slice(6)] : []));
   const show = () => {
     const wanted = [...new Set([...names(), ...ranged()])].filter((name) => columns.metas.get(name)?.kind === "score");
     for (const [name, histogram] of open) if (!wanted.includes(name)) open.delete(name) && histogram.close();
     for (const name of wanted) if (!open.has(name)) open.set(name, new Histogram(app, name, () => remove(name)));
+    at("histograms").classList.toggle("single", wanted.length === 1);
     at("histograms").replaceChildren(...wanted.map((name) => open.get(name).element));
     fillChoice(wanted);
   };
@@ -55,41 +48,20 @@ class Histogram {
   constructor({ address, columns, selection }, name, remove) {
     Object.assign(this, { address, columns, selection, name, key: `range.${name}` });
     const { title, about } = columns.metas.get(name);
-    this.all = makeSvg("path", { class: "all" });
-    this.part = makeSvg("path", { class: "part" });
-    this.veil = makeSvg("path", { class: "veil" });
-    this.svg = makeSvg(
-      "svg",
-      { viewBox: `0 0 ${BINS} ${TALL}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-      this.all,
-      this.part,
-      this.veil,
-    );
-    this.inputs = ["at least", "at most"].map((word, which) =>
-      make("input", {
-        type: "range",
-        min: 0,
-        max: BINS,
-        step: 1,
-        "aria-label": `${title}, ${word}`,
-        oninput: () => this.slide(which, "draft"),
-        onchange: () => this.slide(which, "push"),
-      }),
-    );
-    this.words = make("p", { className: "fine" });
-    const close = make("button", {
-      type: "button",
-      className: "plain",
-      title: "Remove this histogram",
-      "aria-label": `Remove the histogram of ${title}`,
-      onclick: remove,
-      textContent: "×",
+    [this.all, this.part, this.veil] = ["all", "part", "veil"].map((name) => makeSvg("path", { class: name }));
+    const frame = { viewBox: `0 0 ${BINS} ${TALL}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+    this.svg = makeSvg("svg", frame, this.all, this.part, this.veil);
+    this.inputs = ["at least", "at most"].map((word, which) => {
+      const events = { oninput: () => this.slide(which, "draft"), onchange: () => this.slide(which, "push") };
+      return make("input", { type: "range", min: 0, max: BINS, "aria-label": `${title}, ${word}`, ...events });
     });
-    const head = make("div", { className: "head" }, make("h3", { textContent: heading(title), title: about }), close);
+    this.words = make("p", { className: "fine" });
+    const label = `Remove the histogram of ${title}`;
+    const close = make("button", { type: "button", className: "plain", "aria-label": label, onclick: remove }, "×");
     this.element = make(
       "div",
       { className: "histogram", role: "group", "aria-label": `Histogram of ${title}` },
-      head,
+      make("div", { className: "head" }, make("h3", { textContent: heading(title), title: about }), close),
       make("div", { className: "bins" }, this.svg, ...this.inputs),
       this.words,
     );
@@ -131,6 +103,7 @@ class Histogram {
       const bin = Math.floor((values[i] - low) / this.step);
       this.bins[i] = Number.isNaN(values[i]) ? NONE : Math.max(0, Math.min(BINS - 1, bin));
     }
+    this.most = values.includes(Infinity) ? Infinity : columns.quantile(name, 1);
     this.counts = this.#count(null);
     this.all.setAttribute("d", outline(this.counts));
   }
@@ -164,21 +137,16 @@ class Histogram {
       input.setAttribute("aria-valuetext", Number.isFinite(value) ? format(value) : "no limit");
     });
     this.veil.setAttribute("d", `M0 0H${places[0]}V${TALL}H0ZM${places[1]} 0H${BINS}V${TALL}H${places[1]}Z`);
-    const none = this.counts[NONE] > 0 ? ` · ${this.counts[NONE].toLocaleString("en")} without a value` : "";
-    const infinite = this.columns.values(this.name).includes(Infinity);
-    const ends = [this.columns.quantile(this.name, 0), infinite ? Infinity : this.columns.quantile(this.name, 1)].map(
-      format,
-    );
-    const open = !Number.isFinite(low) && !Number.isFinite(high);
-    const range = `${Number.isFinite(low) ? format(low) : ends[0]} to ${Number.isFinite(high) ? format(high) : ends[1]}`;
-    this.words.textContent = range + none;
-    this.words.classList.toggle("active", !open);
+    const none = this.counts[NONE] > 0 ? ` · ${count(this.counts[NONE])} without a value` : "";
+    const from = low === -Infinity ? this.columns.quantile(this.name, 0) : low;
+    const to = high === Infinity ? this.most : high;
+    this.words.textContent = `${format(from)} to ${format(to)}${none}`;
+    this.words.classList.toggle("active", low !== -Infinity || high !== Infinity);
   }
 
   slide(which, how) {
     const places = this.inputs.map((input) => Number(input.value));
-    if (places[0] >= places[1])
-      places[which] = which === 0 ? Math.max(0, places[1] - 1) : Math.min(BINS, places[0] + 1);
+    if (places[0] >= places[1]) places[which] = places[1 - which] + (which === 0 ? -1 : 1);
     this.#filter(places, how);
   }
 

@@ -1,12 +1,18 @@
 /** Positions of the images: layouts of the server, PCA until a better one is ready, and ranks by two scores. */
 
-import { getLayout, path, postJson } from "./api.js";
+import { getJson, getLayout, path, postJson } from "./api.js";
 
 const PREFERRED = ["tsne", "umap", "pca"];
 const POLL = 1000;
 
 /** The layout whose axes are the ranks by two scores. */
 export const ranksLayout = (x, y) => `ranks!${x}!${y}`;
+
+/** A layout that is ready, in the server's words: it may not show every image exactly. */
+async function described(name) {
+  const about = await getJson("api/about").catch(() => ({ layouts: [] }));
+  return about.layouts.find((layout) => layout.name === name) ?? { state: "ready", progress: 1 };
+}
 
 export class Layouts {
   #positions = new Map();
@@ -114,7 +120,7 @@ export class Layouts {
         );
         if (answer instanceof Float32Array) {
           this.#positions.set(name, Promise.resolve(answer));
-          this.#note(name, { state: "ready", progress: 1 });
+          this.#note(name, await described(name));
         } else if (answer !== null) this.#note(name, answer);
       }
       if (this.list.some(({ state }) => state === "running")) this.#poll();

@@ -22,7 +22,9 @@ export class Threshold {
   }
 
   get score() {
-    return this.address.get("by", this.about.guard?.score ?? this.columns.chosenScore(this.address));
+    const chosen = this.address.get("by");
+    if (this.columns.scores.some(({ name }) => name === chosen)) return chosen;
+    return this.about.guard?.score ?? this.columns.chosenScore(this.address);
   }
 
   /** The threshold in the address, else the guard's, else one that accepts every image. */
@@ -89,15 +91,13 @@ export class Threshold {
   #follow() {
     this.columns.renew("slider");
     if (this.#data === null) return;
-    // A threshold between two steps is asked for, so that its numbers are exact.
-    if (
-      Number.isFinite(this.value) &&
-      this.#data.thresholds[this.#step()] !== this.value &&
-      this.asked !== this.value
-    ) {
+    // A threshold between two steps is asked for once, so that its numbers are exact.
+    const exact = this.value === Infinity || this.#data.thresholds[this.#step()] === this.value;
+    if (exact || this.asked === this.value) this.#show();
+    else {
       this.asked = this.value;
       this.#load();
-    } else this.#show();
+    }
   }
 
   /** The laxest step that accepts nothing above the threshold. */
@@ -130,29 +130,7 @@ export class Threshold {
   #showCurve() {
     const { thresholds, errors, words } = this.#data;
     const steps = thresholds.map((_, step) => this.#numbers(step));
-    const risks = steps.map(({ risk }) => risk);
-    const top = Math.min(
-      1,
-      Math.max(0.02, 1.5 * Math.max(0, ...risks.filter(Number.isFinite).slice(Math.floor(risks.length / 20)))),
-    );
-    const coverage = steps.map((one) => one.coverage);
-    const below = (values) => values.map((value) => (value <= top ? value : NaN));
-    const lines =
-      errors === null
-        ? []
-        : [
-            { xs: coverage, ys: below(steps.map(({ bound }) => bound)), kind: "bound" },
-            { xs: coverage, ys: below(risks), kind: "risk" },
-          ];
-    this.chart =
-      errors === null
-        ? null
-        : lineChart({
-            lines,
-            x: { title: "coverage →", low: 0, high: 1, format: percent },
-            y: { title: "↑ selective risk", low: 0, high: top, format: percent },
-            label: `Risk-coverage curve by ${this.columns.title(this.score)}: the selective risk is ${percent(risks.at(-1))} if every image is accepted.`,
-          });
+    this.chart = errors === null ? null : this.#chart(steps);
     at("curve").replaceChildren(...(this.chart ? [this.chart.svg] : []));
     at("curve-key").hidden = this.chart === null;
     at("slider").max = thresholds.length - 1;
@@ -162,7 +140,23 @@ export class Threshold {
     this.#show();
   }
 
-  /** The marker of the slider, which can be dragged, and the guard's threshold. */
+  #chart(steps) {
+    const risks = steps.map(({ risk }) => risk);
+    // The first few accepted images do not set the scale; what lies above it is left out.
+    const settled = risks.slice(Math.floor(risks.length / 20)).filter(Number.isFinite);
+    const top = Math.min(1, Math.max(0.02, 1.5 * Math.max(0, ...settled)));
+    const xs = steps.map(({ coverage }) => coverage);
+    const line = (kind) => ({ xs, ys: steps.map((one) => (one[kind] <= top ? one[kind] : NaN)), kind });
+    const whole = `the selective risk is ${percent(risks.at(-1), 1)} if every image is accepted`;
+    return lineChart({
+      lines: [line("bound"), line("risk")],
+      x: { title: "coverage →", low: 0, high: 1, format: percent },
+      y: { title: "↑ selective risk", low: 0, high: top, format: percent },
+      label: `Risk-coverage curve by ${this.columns.title(this.score)}: ${whole}.`,
+    });
+  }
+
+  /** The marker of the slider, which can be dragged. */
   #mark(steps) {
     const { svg, inner } = this.chart;
     this.marker = makeSvg(
@@ -174,12 +168,9 @@ export class Threshold {
     svg.append(this.marker);
     const drag = (event, how) => {
       const wanted = this.chart.valueAt(event.clientX);
-      const nearest = steps.reduce(
-        (best, { coverage }, step) =>
-          Math.abs(coverage - wanted) < Math.abs(steps[best].coverage - wanted) ? step : best,
-        0,
-      );
-      this.address.set({ threshold: this.#data.thresholds[nearest], by: this.address.get("by") }, how);
+      const far = ({ coverage }) => Math.abs(coverage - wanted);
+      const { threshold } = steps.reduce((best, one) => (far(one) < far(best) ? one : best));
+      this.address.set({ threshold }, how);
     };
     svg.addEventListener("pointerdown", (event) => {
       svg.setPointerCapture(event.pointerId);
@@ -198,28 +189,31 @@ export class Threshold {
     const step = this.#step();
     const now = this.#numbers(step);
     const { rows, errors, confidence } = this.#data;
-    const format = (value) =>
-      this.columns.values(this.score) ? this.columns.format(this.score, value) : value.toPrecision(4);
+    const known = this.columns.values(this.score) !== null;
+    const value = known ? this.columns.format(this.score, now.threshold) : now.threshold?.toPrecision(4);
+    const wrong = step < 0 ? "nothing is accepted" : `${count(now.errors ?? 0)} of ${count(now.judged)} wrong`;
+    const words = {
+      "threshold-value": step < 0 ? "below every score" : value,
+      coverage: percent(now.coverage, 1),
+      "coverage-words": `${count(now.accepted)} of ${count(rows)} accepted`,
+      risk: percent(now.risk, 1),
+      "risk-words": errors === null ? "needs labels" : wrong,
+      // A bound is rounded up.
+      bound: Number.isFinite(now.bound) ? `≤ ${percent(now.bound, 1, Math.ceil)}` : "–",
+      "bound-words": errors === null ? "needs labels" : `with ${percent(confidence)} confidence`,
+    };
+    for (const [id, text] of Object.entries(words)) at(id).textContent = text;
     at("slider").value = Math.max(0, step);
-    at("threshold-value").textContent = step < 0 ? "below every score" : format(now.threshold);
-    at("coverage").textContent = percent(now.coverage);
-    at("coverage-words").textContent = `${count(now.accepted)} of ${count(rows)} accepted`;
-    at("risk").textContent = percent(now.risk);
-    at("risk-words").textContent =
-      errors === null
-        ? "needs labels"
-        : step < 0
-          ? "nothing is accepted"
-          : `${count(now.errors)} of ${count(now.judged)} wrong`;
-    at("bound").textContent = Number.isFinite(now.bound) ? `≤ ${percent(now.bound)}` : "–";
-    at("bound-words").textContent = errors === null ? "needs labels" : `with ${percent(confidence)} confidence`;
-    const spoken = `${at("threshold-value").textContent}; coverage ${percent(now.coverage)}, selective risk ${percent(now.risk)}`;
+    const spoken = `${words["threshold-value"]}; coverage ${words.coverage}, selective risk ${words.risk}`;
     at("slider").setAttribute("aria-valuetext", spoken);
-    if (!this.chart || !this.marker) return;
-    const [x, y] = this.chart.place(now.coverage, Number.isFinite(now.risk) ? now.risk : 0);
+    if (this.chart) this.#moveMarker(now);
+  });
+
+  #moveMarker({ coverage, risk }) {
+    const [x, y] = this.chart.place(coverage, Number.isFinite(risk) ? risk : 0);
     this.marker.setAttribute("transform", `translate(${x} 0)`);
     this.marker.lastChild.setAttribute("cy", Math.max(this.chart.inner.top, y));
-  });
+  }
 
   async #aim(event) {
     event.preventDefault();
