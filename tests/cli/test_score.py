@@ -190,7 +190,9 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
 def test_a_table_that_allows_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DubitoError, match="nothing can be computed from table in memory"):
         ScoreOptions().ready(Screen(), dubito.Table(label=[0, 1]))
-    assert "left out: entropy: there is no column 'logit'" in capsys.readouterr().err
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.count("there is no column 'logit'") == 1  # one note for all scores of logits
+    assert "left out: max_probability, entropy, scaled_entropy, margin, max_logit, energy, " in error
 
 
 def test_a_head_comes_first_and_the_plain_scores_with_it(run: Run, cache: Path, own: Path) -> None:

@@ -157,6 +157,8 @@ class ModelOptions:
         if own["transform"] is None and made.transform and made.transform.get("kind") == "preprocess":
             own["transform"] = {key: value for key, value in made.transform.items() if key != "kind"}
         own["classes"] = own["classes"] or getattr(loaded, "classes", None)
+        if made.head and made.head.get("output") == "features" and own["classes"] is None:
+            own["classes"] = 0  # a backbone without its classifying layer
         return dubito.load(name, **own, device=self.device)
 
     def _transform(self) -> dict[str, Any] | None:

@@ -92,8 +92,14 @@ def map_(
     if images is not None and to is None:
         raise BadParameter("--images are for the thumbnails of the page, but no page is written. Pass --to map.html.")
     with screen.waiting("opening the cache"):
+        from dubito.scores.available import default_score
+
         table = dubito.open(cache)
-        chosen = score.ready(screen, table) or dubito.Entropy()
+        chosen = score.ready(screen, table)
+        if chosen is None:
+            chosen, words = default_score(table, dubito.Entropy())
+            if "logit" not in table:
+                screen.note(f"uncertainty by {words}. Choose another with --score or --head.")
     with screen.waiting("laying out"):
         drawn = dubito.draw_map(
             table,

@@ -97,7 +97,8 @@ class ScoreOptions:
             chosen = replace(every, scores=chosen.scores | every.scores)
         _note(screen, chosen)
         if not chosen.scores:
-            raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
+            learn = "Pass images for scores to learn from: --learn-from CACHE." if chosen.unfitted else "See the notes."
+            raise MissingColumnError(f"scores: nothing can be computed from {table.name}. {learn}")
         return chosen.scores
 
 
@@ -163,12 +164,14 @@ def _columns(table: "dubito.Table", scores: Mapping[str, "Score"]) -> dict[str, 
     """Every image: its name, predicted class, probability and label, and its uncertainty by every score."""
     import torch
 
-    best = [batch.logit.double().softmax(-1).max(-1) for batch in table.batches("logit")]
-    predicted = torch.cat([one.indices for one in best])
-    columns: dict[str, Any] = {"id": table.id, "predicted": predicted.numpy()}
-    if table.classes:
-        columns["predicted_class"] = [table.classes[index] for index in predicted.tolist()]
-    columns["probability"] = torch.cat([one.values for one in best]).numpy()
+    columns: dict[str, Any] = {"id": table.id}
+    if "logit" in table:
+        best = [batch.logit.double().softmax(-1).max(-1) for batch in table.batches("logit")]
+        predicted = torch.cat([one.indices for one in best])
+        columns["predicted"] = predicted.numpy()
+        if table.classes:
+            columns["predicted_class"] = [table.classes[index] for index in predicted.tolist()]
+        columns["probability"] = torch.cat([one.values for one in best]).numpy()
     if "label" in table:
         columns["label"] = table.label.numpy()
     return columns | {name: score.score(table).numpy() for name, score in scores.items()}
@@ -190,12 +193,13 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
     """The most uncertain images by the first score; equal ones in the table's order."""
     first, count = next(iter(scores)), len(columns["id"])
     order = (-columns[first]).argsort(kind="stable")[:top].tolist()
+    predicts = "predicted" in columns  # a backbone without a classifying layer does not
     images: list[dict[str, Any]] = [
         {
             "id": str(columns["id"][row]),
-            "predicted": int(columns["predicted"][row]),
+            "predicted": int(columns["predicted"][row]) if predicts else None,
             "predicted_class": columns["predicted_class"][row] if "predicted_class" in columns else None,
-            "probability": float(columns["probability"][row]),
+            "probability": float(columns["probability"][row]) if predicts else None,
             "scores": {name: float(columns[name][row]) for name in scores},
         }
         for row in order
@@ -217,6 +221,8 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
                 "probability": one["probability"],
                 **{name: one["scores"][name] for name in shown},
             }
+            if predicts
+            else {"image": one["id"], **one["scores"]}
             for one in images
         ],
     )
@@ -259,11 +265,14 @@ def _note(screen: Screen, chosen: "AvailableScores") -> None:
     if chosen.unfitted:
         names = ", ".join(chosen.unfitted)
         screen.note(f"left out: {names}, which learn first. Pass in-distribution images: --learn-from CACHE.")
+    by_reason: dict[str, list[str]] = {}
     for name, reason in chosen.left_out.items():
         if name not in chosen.unfitted and name not in chosen.not_extracted:
-            repair = ". Name it with --head" if name == _HEAD else ""
-            shown = reason if reason.startswith(name.partition(":")[0]) else f"{name}: {reason}"
-            screen.note(f"left out: {shown}{repair}")
+            by_reason.setdefault(reason, []).append(name)
+    for reason, scores in by_reason.items():
+        repair = ". Name it with --head" if scores == [_HEAD] else ""
+        shown = reason if reason.startswith(scores[0].partition(":")[0]) else f"{', '.join(scores)}: {reason}"
+        screen.note(f"left out: {shown}{repair}")
     for remark in chosen.remarks:
         screen.note(f"{remark} For another one: {_OTHERS[remark.partition(':')[0]]}.")
 

@@ -1,6 +1,6 @@
 """`dubito search`: an index of a cache, and its answers; uncertain queries are refused, uncertain items left out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,13 @@ class IndexScore(OneScore):
     """The options of the score of an index, which has a default of its own."""
 
     score: Annotated[
-        str | None, Option("--score", "-s", metavar="NAME", help="By default the model's own head, or max_probability.")
+        str | None,
+        Option(
+            "--score",
+            "-s",
+            metavar="NAME",
+            help="By default the model's own head, or max_probability; without logits, neighbours.",
+        ),
     ] = None
 
 
@@ -40,7 +46,7 @@ def build(
 ) -> None:
     """Build an index of the images of a CACHE, searched by the cosine of their features."""
     with screen.waiting("opening the cache"):
-        from dubito.heads.shelf import entry_for
+        from dubito.scores.available import default_score
         from dubito.search import SafeIndex
         from dubito.search.memory import FOLDER
 
@@ -52,13 +58,10 @@ def build(
                 f"(images in class folders, or dubito extract --labels FILE), or leave --per-class out."
             )
     with screen.waiting("scoring and building"):
-        if score.score is None and score.head is None:
-            # Of heads, only one that ships: what lies on the user's shelf changes no result until it is named.
-            head = entry_for(table.provenance, shipped_only=True)
-            score = replace(score, head=str(head.path)) if head else replace(score, score="max_probability")
-            name = f"the head '{head.name}', which ships for this model" if head else "max_probability"
-            screen.note(f"uncertainty by {name}. Choose another with --score or --head.")
-        chosen: Any = score.ready(screen, table)
+        chosen = score.ready(screen, table)
+        if chosen is None:
+            chosen, words = default_score(table)
+            screen.note(f"uncertainty by {words}. Choose another with --score or --head.")
         index = SafeIndex.build(table, chosen, quantile=quantile, clean=clean, per_class=per_class)
         if approximate is not None:
             index.approximate(None if approximate == "auto" else approximate)

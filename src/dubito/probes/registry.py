@@ -120,9 +120,17 @@ _declare(
     "forward",
     "feature|(?P<part>logit)",
     "the forward probe, which every extraction runs",
-    parts={"logit": ", of a model with a classifying layer: a backbone without one has no logits"},
+    parts={
+        "logit": ", of a model with a classifying layer: a backbone without one has no logits, but scores of features, "
+        "search and maps"
+    },
 )
-_declare("loss", "loss", "the forward probe, if the images have labels of the model's own classes, or with targets=...")
+_declare(
+    "loss",
+    "loss",
+    "the forward probe of a model with a classifying layer, if the images have labels of its own classes, or with "
+    "targets=...",
+)
 _declare("label", "label", "an extraction of images with labels (class folders, a CSV file, labels=...)")
 _declare("id", "id", "every extraction")
 _declare("augmented", "epoch|image_index", "an extraction of augmented epochs (epochs=..., augment=...)")

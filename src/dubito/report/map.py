@@ -30,6 +30,8 @@ from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.report.layout import METHODS, lay_out, principal_components
 from dubito.result import Axes, Result, axes
+from dubito.scores import Entropy
+from dubito.scores.available import default_score
 from dubito.table import Table
 from dubito.types import Images, Json, Score
 from dubito.validate import check_choice, check_number, check_rows
@@ -97,7 +99,7 @@ class Map(Result):
     def of(
         cls,
         table: Table,
-        u: Array | Score,
+        u: Array | Score | None = None,
         *,
         method: Layout = "tsne",
         perplexity: float = 30.0,
@@ -110,7 +112,8 @@ class Map(Result):
 
         Args:
             table: A table with features.
-            u: A fitted score, or (n) uncertainties, higher = more uncertain.
+            u: A fitted score, or (n) uncertainties, higher = more uncertain. By default the entropy; without logits,
+                the distance to the tenth nearest of the other images (`Neighbours`).
             method: "tsne" or "umap", which requires umap-learn.
             perplexity: Perplexity of t-SNE, at least 1; at most a third of the other rows is used.
             neighbours: Number of neighbours of UMAP; at most the number of other rows is used.
@@ -122,6 +125,7 @@ class Map(Result):
         table.require("feature", by="map")
         check_choice(method, get_args(Layout), by="map", what="method")
         check_number(most, "[1, inf)", by="map", what="most", whole=True, hint="20000 is usual.")
+        u = default_score(table, Entropy())[0] if u is None else u
         values = uncertainty(u, table, by="map", name="u").double().numpy()
         rows = np.arange(len(table), dtype=np.int64)
         if len(rows) > most:

@@ -37,7 +37,7 @@ _COLUMNS = {"label": "label", "predicted": "logit"}
 
 def draw_map(
     table: Table,
-    u: Array | Score,
+    u: Array | Score | None = None,
     *,
     method: Layout = "tsne",
     to: str | Path | None = None,
@@ -51,7 +51,7 @@ def draw_map(
 
     Args:
         table: A table with features.
-        u: A fitted score, or (n) uncertainties, higher = more uncertain.
+        u: A fitted score, or (n) uncertainties, higher = more uncertain; by default as in `Map.of`.
         method: "tsne" or "umap".
         to: Path of the HTML page.
         png: Path of the figure; any file type that matplotlib writes.

@@ -8,6 +8,8 @@ One policy for `compare`, `Guard.fit` and the command line:
   the user's own are used only if they are passed or named: what lies on a shelf changes no result.
 - Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
 - What is named, or has settings, was requested: there, a reason to leave it out is an error.
+
+Where one score is needed and none is named, `default_score` has it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,9 @@ from dubito.errors import DubitoError, NotFittedError
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import entry_for
 from dubito.scores.density import QUICK, Density, default_density, describe_density
+from dubito.scores.neighbours import Neighbours, neighbours_among
 from dubito.scores.registry import SCORES, make_score
+from dubito.scores.softmax import MaxProbability
 from dubito.table import Table, ensembles_in, settings_difference, writer_of
 from dubito.types import Score
 
@@ -82,6 +86,29 @@ def available_scores(
                     raise
                 available.left_out[shown] = str(error)
     return available
+
+
+def default_score(table: Table, of_logits: Score | None = None) -> tuple[Score, str]:
+    """The one uncertainty of a table where none is named, ready to score it; and what it is, in words.
+
+    Without logits, it is the distance to the tenth nearest of the other images, which needs features alone.
+
+    Args:
+        table: The table to score.
+        of_logits: What to use where there are logits; by default the head that ships for the model of the table, or
+            max-probability.
+
+    >>> default_score(Table(feature=[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))[0].k
+    3
+    """
+    if "logit" not in table:
+        words = "the distance of an image to its tenth nearest neighbour in this table, which has no logits"
+        return neighbours_among(table), f"{Neighbours.name}, {words}"
+    entry = None if of_logits else entry_for(table.provenance, shipped_only=True)
+    if entry is not None:
+        return UncertaintyHead.from_pretrained(entry.path), f"the head '{entry.name}', which ships for this model"
+    score = of_logits or MaxProbability()
+    return score, score.name
 
 
 def why_not_comparable(score: Score, table: Table, other: Table) -> str | None:

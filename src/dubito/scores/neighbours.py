@@ -18,6 +18,8 @@ from dubito.table import Table
 from dubito.validate import check_number
 
 _AT_ONCE = 8192
+_BANK = 5000
+"""Of a larger table, so many images drawn at random stand for the others."""
 
 
 def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
@@ -70,6 +72,15 @@ class Neighbours(ScoreOfFeatures):
         """The distance of every row."""
         self.check_width(batch, self.bank_.shape[1])
         return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
+
+
+def neighbours_among(table: Table, k: int = 10) -> Neighbours:
+    """Fitted on the images that it will score: the distance of each to its k-th nearest other image.
+
+    Of fewer images the farthest counts, and more than 5,000 are compared with so many drawn at random.
+    """
+    # One more than the neighbour: the nearest image of each is itself.
+    return Neighbours(k=min(k + 1, len(table), _BANK), bank_size=_BANK).fit(table)
 
 
 def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:

@@ -20,6 +20,7 @@ from jaxtyping import Bool
 from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
+from dubito.scores.available import default_score
 from dubito.scores.registry import check_registered, load_score, save_score
 from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
@@ -30,7 +31,7 @@ from dubito.search.rule import Rule, Thresholds
 from dubito.table import Provenance, Table
 from dubito.threads import Lock
 from dubito.types import Json, Score
-from dubito.validate import check_number
+from dubito.validate import check_number, check_rows
 
 _TOP, _QUERIES = 10, 200
 """Neighbours whose recall is measured, and how many items serve as queries."""
@@ -82,7 +83,7 @@ class SafeIndex:
     def build(
         cls,
         items: Table | Array,
-        uncertainty: Score | Array,
+        uncertainty: Score | Array | None = None,
         *,
         ids: Names | None = None,
         labels: Array | None = None,
@@ -94,7 +95,9 @@ class SafeIndex:
 
         Args:
             items: A table with features, or features (n, d). A cache is read block by block.
-            uncertainty: A fitted score, which the index keeps for queries, or one number per item.
+            uncertainty: A fitted score, which the index keeps for queries, or one number per item. By default of a
+                table, the head that ships for its model, or max-probability; without logits, the distance to the tenth
+                nearest of the other items (`Neighbours`).
             ids: The ids of the items; by default the table's, or "0", "1", ...
             labels: The classes of the items; by default the table's, if it has any.
             quantile: The share of items that is kept; its threshold also decides which queries are refused.
@@ -103,6 +106,9 @@ class SafeIndex:
         """
         width = (1, *feature_column(items, by="SafeIndex.build").shape)[-1]  # `add` checks the axes
         index = cls(int(width), quantile=quantile, clean=clean, per_class=per_class)
+        if uncertainty is None and isinstance(items, Table):
+            check_rows(items, by="SafeIndex.build", what="items")
+            uncertainty, _ = default_score(items)
         index.add(items, uncertainty, ids=ids, labels=labels)
         return index
 
