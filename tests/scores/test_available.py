@@ -4,8 +4,18 @@ import pytest
 import torch
 
 from dubito.errors import MissingColumnError, NotFittedError, TableError
-from dubito.scores import Density, MutualInformation, REGrad, Temperature, available_scores, default_density
-from dubito.scores.available import why_not_comparable
+from dubito.scores import (
+    Density,
+    Entropy,
+    MaxProbability,
+    MutualInformation,
+    Neighbours,
+    REGrad,
+    Temperature,
+    available_scores,
+    default_density,
+)
+from dubito.scores.available import default_score, why_not_comparable
 from dubito.scores.density import QUICK
 from dubito.table import Provenance, Table
 
@@ -18,6 +28,18 @@ def images(n: int, seed: int = 0, **columns: torch.Tensor) -> Table:
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(9))
     label = torch.randint(4, (n,), generator=generator)
     return Table(feature=feature, logit=feature @ weight, label=label, name=f"set {seed}", **columns)
+
+
+def test_the_one_score_of_a_table_where_none_is_named():
+    table = images(40)
+    assert default_score(table) == (MaxProbability(), "max_probability")
+    assert default_score(table, Entropy()) == (Entropy(), "entropy")
+    score, words = default_score(table.select("feature"), Entropy())
+    assert isinstance(score, Neighbours)
+    assert score.is_fitted
+    assert words.startswith("neighbours, the distance of an image to its tenth nearest neighbour")
+    with pytest.raises(MissingColumnError, match="feature"):
+        default_score(table.select("label"))
 
 
 def members(n: int, m: int = 3) -> torch.Tensor:

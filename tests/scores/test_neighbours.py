@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores import Neighbours
-from dubito.scores.neighbours import kth_distance
+from dubito.scores.neighbours import kth_distance, neighbours_among
 from dubito.table import Table
 
 
@@ -28,6 +28,19 @@ def test_by_hand():
     chords = [2 * math.sin(math.radians(angle / 2)) for angle in (30, 60, 120)]
     for k, chord in enumerate(chords, start=1):
         assert Neighbours(k=k).fit(bank).score(query).item() == pytest.approx(chord, abs=1e-6)
+
+
+def test_images_among_themselves_by_hand():
+    # Directions 0, 30 and 90 degrees: the second nearest other of each is 90, 60 and 90 degrees away.
+    table = Table(feature=[[1.0, 0.0], [math.sqrt(0.75), 0.5], [0.0, 3.0]])
+    chords = [2 * math.sin(math.radians(angle / 2)) for angle in (90, 60, 90)]
+    assert neighbours_among(table, 2).score(table).tolist() == pytest.approx(chords, abs=1e-6)
+    assert neighbours_among(table).score(table).tolist() == pytest.approx(chords, abs=1e-6)  # there is no tenth
+    assert neighbours_among(Table(feature=[[2.0, 0.0]])).score(table.rows([0])).tolist() == [0.0]
+
+
+def test_images_among_themselves_are_compared_with_a_bounded_number():
+    assert neighbours_among(Table(feature=features(6000, d=2))).bank_.shape == (5000, 2)
 
 
 @pytest.mark.parametrize("k", [1, 4, 60])

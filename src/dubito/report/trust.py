@@ -38,7 +38,7 @@ from dubito.page.svg import Axis, Line, lines
 from dubito.report.gallery import Card, Summary, cards_page, shares_below
 from dubito.report.page import match_images
 from dubito.result import Result, cell, html_card
-from dubito.scores import Neighbours
+from dubito.scores.neighbours import neighbours_among
 from dubito.scores.registry import make_score
 from dubito.table import Table
 from dubito.types import Images, Score
@@ -53,8 +53,6 @@ _SURE, _HALF = 0.9, 0.5
 _NEIGHBOUR, _FENCE = 5, 3.0
 _FEWEST = 20
 """Images that it takes to call one of them unlike the others."""
-_BANK = 5000
-"""Of a larger table, so many images drawn at random stand for the others."""
 _DRAWN, _REASONS, _CARDS = 200, 5, 200
 _NO_GUARANTEE = (
     "These verdicts read the model's own probabilities and ranks among these images; they guarantee nothing. A guard "
@@ -381,10 +379,8 @@ def _rarity(table: Table) -> Float64[np.ndarray, "n"]:
     nothing = np.full(len(table), np.nan)
     if "feature" not in table or len(table) < _FEWEST:
         return nothing
-    # One more than the neighbour: the nearest image of each is itself.
-    score = Neighbours(k=_NEIGHBOUR + 1, bank_size=_BANK)
     try:
-        distance = score.fit(table).score(table).numpy()
+        distance = neighbours_among(table, _NEIGHBOUR).score(table).numpy()
     except ValueRangeError:  # features that are all zero have no direction
         return nothing
     low, high = np.quantile(distance, (0.25, 0.75))
