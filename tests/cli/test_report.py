@@ -1,4 +1,4 @@
-"""`dubito map` and `dubito demo`: pages, figures, text and JSON."""
+"""`dubito report`, `dubito map` and `dubito demo`: pages, figures, text and JSON."""
 
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import dubito
 from dubito import report
 from dubito.data.photos import photos
 
-from .conftest import COUNT, Run
+from .conftest import COUNT, MODEL, Run
 
 
 def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
@@ -79,17 +79,36 @@ def test_a_report_of_a_cache(run: Run, cache: Path, images: Path, tmp_path: Path
     ).json
     assert (result["total"], len(result["images"]), result["order_by"]) == (COUNT, 3, "entropy")
     assert (result["page"], result["csv"]) == (str(tmp_path / "r.html"), str(tmp_path / "r.csv"))
-    assert (tmp_path / "r.html").read_text().count('src="data:image/jpeg') == 5
+    page = (tmp_path / "r.html").read_text()
+    assert page.count('src="data:image/jpeg') == 10  # five of either end; without labels, no other gallery
+    assert f"dubito label {cache} labels.csv" in page
+    assert f"dubito report {cache} OOD_CACHE" in page
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 1 + COUNT
 
 
-def test_a_report_with_labels_has_the_curve(run: Run, labelled: Path, tmp_path: Path) -> None:
-    answer = run("report", labelled, "--to", tmp_path / "r.html")
-    assert (answer.code, answer.err) == (0, "")
-    assert "at 80 % coverage" in answer.out
+def test_a_report_with_labels_and_other_caches(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+    answer = run("report", labelled, cache, "--learn-from", cache, "--to", tmp_path / "r.html")
+    assert answer.code == 0, answer.err
+    assert "of 12 images are predicted correctly" in answer.out
     page = (tmp_path / "r.html").read_text()
-    assert 'aria-label="Errors from' in page
-    assert page.count("wrong: ") == COUNT // 3
+    assert page.count("wrong: ") >= COUNT // 3
+    for key in ("scores", "calibration", "risk", "histograms"):
+        assert f'<section class="part" id="{key}"' in page
+    again = f"dubito report {labelled} --ood {cache} --learn-from {cache} --to {tmp_path / 'r.html'}"
+    assert f"dubito extract {MODEL} IMAGES --to {labelled}\n{again}" in page
+    # The same caches by options.
+    options = ("--ood", cache, "--learn-from", cache)
+    assert run("report", labelled, *options, "--to", tmp_path / "r.html").code == 0
+    assert again in (tmp_path / "r.html").read_text()
+
+
+def test_a_report_of_a_model_has_the_corruption_curve(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    options = ("--weights", weights, "--workers", 0, "--corrupted", 2)
+    answer = run("report", MODEL, images, "--to", tmp_path / "r.html", *options)
+    assert answer.code == 0, answer.err
+    assert "Measured on 2 of the images" in (tmp_path / "r.html").read_text()
+    assert run("report", MODEL, images, "--to", tmp_path / "r.html", *options[:-1], 0).code == 0
+    assert "The model and its images would add this section" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -97,6 +116,7 @@ def test_a_report_with_labels_has_the_curve(run: Run, labelled: Path, tmp_path: 
     [
         (["{images}"], "pass a model and images"),
         (["{cache}", "{images}"], "pass a model and images"),
+        (["timm:test_resnet", "{images}", "{cache}"], "pass a model and images"),
         (["timm:test_resnet", "{images}", "--images", "x"], "--images belong to a CACHE"),
         (["{cache}", "--labels", "labels.csv"], "have no effect on it"),
         (["{cache}", "--weights", "none"], "have no effect on it"),

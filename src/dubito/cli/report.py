@@ -1,10 +1,13 @@
 """`dubito report`, `dubito map` and `dubito demo`: pages that show images and how far to trust the model on them."""
 
+import shlex
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter
+from typer import Argument, BadParameter, Option
 
 import dubito
 from dubito import choices
@@ -14,9 +17,12 @@ from dubito.cli.extract import Reading
 from dubito.cli.score import OneScore
 from dubito.errors import SkippedImagesWarning
 
+if TYPE_CHECKING:
+    from dubito.types import Classifier
+
 _PLACES = (
-    "pass a model and images (`dubito report timm:resnet50.a1_in1k photos`), or one cache (`dubito report cache/photos "
-    "--images photos`)."
+    "pass a model and images (`dubito report timm:resnet50.a1_in1k photos`), or caches (`dubito report cache/photos "
+    "cache/other --images photos`): the first is what the report is about, others are out-of-distribution images."
 )
 _NO_EFFECT = (
     "a CACHE holds what a model predicted: --cache, --labels and all options that read images or load a MODEL have no "
@@ -29,41 +35,58 @@ def report(
     screen: Screen,
     places: Annotated[
         list[str],
-        Argument(metavar="MODEL IMAGES | CACHE", help="A model and a folder of images, or a finished cache."),
+        Argument(
+            metavar="MODEL IMAGES | CACHE [OOD...]",
+            help="A model and a folder of images, or a finished cache and caches of out-of-distribution images.",
+        ),
     ],
     *,
     to: Annotated[Path, option("The page; a CSV of all images goes beside it.", "FILE")] = Path("report.html"),
+    ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    train: Annotated[
+        Path | None, Option("--learn-from", metavar="CACHE", help="In-distribution images for scores that learn.")
+    ] = None,
     guard: Annotated[Path | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
     images: Annotated[str | None, option("The images of CACHE, for pictures.", "IMAGES")] = None,
     cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
+    corrupted: Annotated[
+        int, option("Images that MODEL sees corrupted, for the corruption curve; 0 for none.", "N", min=0)
+    ] = 48,
     top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
-    most: Annotated[int, option("Images on the page, about 15 KB each; the CSV has all.", "N", min=1)] = 200,
+    most: Annotated[int, option("Images in each gallery of the page, about 15 KB each.", "N", min=1)] = 12,
     reading: Reading,
     load: options.ModelOptions,
 ) -> None:
-    """Which images should a model not be trusted on, and why? The worst first, with pictures and reasons.
+    """Write a report on a model and images as one page to send, and print which images to trust least.
 
-    Without --guard, verdicts read the model's own probabilities and guarantee nothing.
+    How good the model is, which score to use, what a guard would accept, what to worry about; then numbers, curves and
+    images. Without --guard, verdicts read the model's own probabilities and guarantee nothing.
     """
     if to.suffix.lower() not in (".html", ".htm"):
         raise BadParameter(f"--to takes a file that ends in .html; got '{to}'.")
-    if len(places) == 1 and options.is_cache(places[0]):
+    if options.is_cache(places[0]) and all(map(options.is_cache, places)):
         if cache is not None or (reading, load) != (Reading(), options.ModelOptions()):
             raise BadParameter(_NO_EFFECT)
+        model, others = None, [*map(Path, places[1:]), *ood]
         table = dubito.open(Path(places[0]))
         chosen = None if guard is None else dubito.Guard.load(guard)
     elif len(places) == 2 and not options.is_cache(places[0]):
         if images is not None:
             raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
         options.check_model_first(*places)
-        model, images = places
-        table, chosen = _predicted(screen, model, images, cache, guard, reading, load)
+        images, others = places[1], ood
+        table, chosen, model = _predicted(screen, places[0], images, cache, guard, reading, load)
     else:
         raise BadParameter(_PLACES)
-    with screen.waiting("writing the page"):
-        result = dubito.report.least_trusted(table, images, top=None, guard=chosen)
-        written = {"page": result.to_html(to, most=most), "csv": result.to_csv(to.with_suffix(".csv"))}
-    screen.show(result.top(top), _address(to), written=written)
+    with screen.waiting("opening the caches"):
+        sets, learned = options.open_sets(others), None if train is None else dubito.open(train)
+    with screen.waiting("scoring, comparing and drawing"):
+        made = dubito.report.model_report(
+            table, images, ood=sets, train=learned, guard=chosen, model=model, corrupted=corrupted, gallery=most
+        )
+        result = replace(made, how=_calls(table, places, images, cache, others, train, guard, to))
+        written = {"page": result.to_html(to), "csv": result.to_csv(to.with_suffix(".csv"))}
+    screen.show(result.limited(top), _address(to), written=written)
 
 
 @command
@@ -143,8 +166,8 @@ def _predicted(
     guard: Path | None,
     reading: Reading,
     load: options.ModelOptions,
-) -> tuple["dubito.Table", "dubito.Guard | None"]:
-    """What a model predicts for images, with the columns that a guard reads; and the guard."""
+) -> tuple["dubito.Table", "dubito.Guard | None", "Classifier"]:
+    """What a model predicts for images, with the columns that a guard reads; the guard; and the model."""
     screen.when_stopped = "With --cache DIR, finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
         from dubito.cache.disk import check_place
@@ -163,7 +186,37 @@ def _predicted(
         warnings.simplefilter("ignore", SkippedImagesWarning)  # the report lists them
         table = dubito.extract(classifier, opened, cache, probes=probes, **settings, progress=not screen.quiet)
     table.name = images
-    return table, chosen
+    return table, chosen, classifier
+
+
+def _calls(
+    table: "dubito.Table",
+    places: Sequence[str],
+    images: str | None,
+    cache: Path | None,
+    ood: Sequence[Path],
+    train: Path | None,
+    guard: Path | None,
+    to: Path,
+) -> dict[str, str]:
+    """By what a report may lack, the command that adds it; and the commands that make this one."""
+    from_cache = options.is_cache(places[0])
+    kept = places[0] if from_cache else str(cache or "CACHE")
+    model = places[0] if not from_cache else (table.provenance and table.provenance.model) or "MODEL"
+    extract = ["dubito", "extract", model, images or "IMAGES", "--to", kept]
+    flags = {"--learn-from": train, "--guard": guard, "--images": images if from_cache else None, "--cache": cache}
+    options_given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
+    others = [text for one in ood for text in ("--ood", str(one))]
+    again = ["dubito", "report", *(places[:1] if from_cache else places), *others, *options_given, "--to", str(to)]
+    return {
+        "label": f"dubito label {shlex.quote(kept)} labels.csv",
+        "ood": f"dubito report {shlex.quote(kept)} OOD_CACHE",
+        "feature": shlex.join(extract),
+        "images": f"dubito report {shlex.quote(kept)} --images IMAGES",
+        "train": f"dubito report {shlex.quote(kept)} --learn-from CACHE",
+        "model": f"dubito report {shlex.quote(model)} {shlex.quote(images or 'IMAGES')}",
+        "reproduce": "\n".join([*([shlex.join(extract)] if from_cache else []), shlex.join(again)]),
+    }
 
 
 def _address(page: Path) -> str:

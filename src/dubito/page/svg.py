@@ -21,8 +21,8 @@ _TOP, _NAME = 8, 16
 """Above every drawing, and for the name of an axis."""
 _BINS = 36
 _TAIL = 0.005
-SERIES = tuple((f"var(--c{number})", pattern) for number, pattern in enumerate(("", "7 3", "2 2", "9 3 2 3", "4 4"), 1))
-"""Colours and dashes of lines that are told apart by either; the style sheet has the colours."""
+SERIES = (("first", ""), ("second", "7 3"), ("third", "2 2"), ("fourth", "9 3 2 3"), ("fifth", "4 4"))
+"""Kinds and dashes of lines that are told apart by colour or by dashes; the style sheet has the colours."""
 _STOPS = ((35, 120, 143), (132, 84, 158), (208, 89, 28))
 """Red, green and blue of the first, the middle and the last colour of a palette."""
 
@@ -92,9 +92,10 @@ class Line:
         x: Where the points stand.
         y: Their values.
         name: Shown when somebody points at the line.
-        colour: As in CSS, such as "#23788f"; the style sheet's without one.
+        colour: As "#rrggbb"; the style sheet's without one.
         dashed: For a reference that others are compared with.
         intervals: Low and high of every point; with them, points are marked.
+        kind: Class of the style sheet, which has the colour.
         pattern: Lengths of dashes and gaps, such as "7 3", for people who do not see the colour.
     """
 
@@ -104,6 +105,7 @@ class Line:
     colour: str | None = None
     dashed: bool = False
     intervals: Sequence[tuple[float, float]] = ()
+    kind: str = ""
     pattern: str = ""
 
 

@@ -478,5 +478,5 @@ def _picture(images: Images | None, row: int | None) -> Image.Image | None:
         return None
     try:
         return shrink(read_pixels(images, row, by="report"))
-    except BrokenImageError:
+    except (BrokenImageError, ValueRangeError):  # a file that has changed, or a model input, which is no picture
         return None
