@@ -20,11 +20,12 @@ help:  ## this list
 setup: $(READY) $(BROWSER)  ## make .venv and install dubito into it, editable, with everything its developers use
 
 # uv installs by hard links from its cache, so a second checkout costs seconds; where it cannot reach the registry, pip does.
+# Bytecode is compiled now: where Python may not write it, every command would compile PyTorch again.
 $(READY): pyproject.toml
 	@echo "Installing dubito and what its developers use into .venv; the first time this takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || $(PIP) -e ".[dev]"
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e ".[dev]" || $(PIP) -e ".[dev]"
 	@touch $@
 
 # A Chromium for the tests that drive pages: one on the PATH, or one in .venv/browser. Without any, those are skipped.

@@ -237,7 +237,7 @@ class Collection:
 
         model = other.provenance.model if other.provenance and other.provenance.model else other.name
         if "logit" in other and "logit" in self.table:
-            read = partial(self._matched, rows, partial(_argmax, other), -1)
+            read = partial(self._matched, rows, partial(_argmax, other), -1.0)
             names = list(other.classes or ()) or "classes"
             about = f"The class that {model} predicts."
             yield ShownColumn(f"{OTHER}predicted", f"predicted by {model}", "category", read, names, about)
@@ -271,16 +271,20 @@ class Collection:
         return np.where(label < 0, -1, label == predicted).astype(np.int32)
 
     def _accepted(self, guard: Guard) -> Int32[np.ndarray, "n"]:
-        accepted: np.ndarray = self.values(GUARD) <= np.float32(guard.threshold.value)
-        return accepted.astype(np.int32)
+        return self._decided(guard)[1]
 
     def _guard_uncertainty(self, guard: Guard) -> Float32[np.ndarray, "n"]:
         """Infinite for images that the guard refuses as novel, whatever their score."""
-        whole = np.full(len(self), np.nan, dtype=np.float32)
+        return self._decided(guard)[0]
+
+    def _decided(self, guard: Guard) -> tuple[Float32[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
+        """Uncertainty and acceptance of every image, in one pass over the tables."""
+        u, accept = np.empty(len(self), dtype=np.float32), np.empty(len(self), dtype=np.int32)
         for start, batch in self.blocks():
-            decided = guard.decide(batch)
-            whole[start : start + len(batch)] = decided.uncertainty.masked_fill(decided.novel, np.inf).numpy()
-        return whole
+            decided, rows = guard.decide(batch), slice(start, start + len(batch))
+            u[rows], accept[rows] = decided.uncertainty.masked_fill(decided.novel, np.inf), decided.accept
+        self._values |= {GUARD: u, "accepted": accept}
+        return u, accept
 
     def _agree(self) -> Int32[np.ndarray, "n"]:
         one, two = self.values("predicted"), self.values(f"{OTHER}predicted")

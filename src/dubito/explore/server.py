@@ -114,7 +114,7 @@ class _Api:
             described = {
                 "guarantee": guard.guarantee.sentence(guard.threshold.of),
                 "findings": collection.guard_findings,
-                "threshold": guard.threshold.value,
+                "threshold": float(np.nextafter(np.float32(guard.threshold.value), np.float32(-np.inf))),
                 "score": "guard",
             }
         sets = zip(collection.sets.items(), (False, *[True] * len(collection.sets)), strict=False)

@@ -81,12 +81,13 @@ def risk_target(
         threshold = guarantee.threshold(outcomes)
     except GuardError as error:
         raise GuardError(f"{error} {guarantee.feasible(outcomes, len(u))}".strip()) from error
-    accepted = int((u <= np.float32(threshold.value)).sum())
+    # The largest score that is accepted: in float32, the threshold itself might accept the next one, too.
+    accepted = u[u.astype(np.float64) <= threshold.value]
     words = (
         f"{guarantee.sentence(threshold.of)} This holds if you chose this score before you looked at these images: to "
         f"choose among scores as well, fit a guard."
     )
-    return {"threshold": threshold.value, "accepted": accepted, "errors": threshold.errors, "words": words}
+    return {"threshold": float(accepted.max()), "accepted": len(accepted), "errors": threshold.errors, "words": words}
 
 
 def _words(confidence: float) -> str:
