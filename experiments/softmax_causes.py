@@ -41,7 +41,6 @@ from dubito.data import Subset
 from dubito.explain.diagnosis import diagnose
 from dubito.metrics import accuracy
 from dubito.models import WrappedClassifier
-from dubito.report import write_diagnosis_page
 from dubito.scores.density import Density
 from dubito.types import Images
 
@@ -105,7 +104,7 @@ def resnets(args: argparse.Namespace, cache: Path) -> dict[str, dict]:
         causes = diagnose(in_distribution, tables, train=train, density=density(), classifier=model)
         print(f"\nResNet-{depth}\n{causes}")
         if args.pages:
-            write_diagnosis_page(causes, args.pages / f"resnet{depth}.html")
+            causes.to_html(args.pages / f"resnet{depth}.html")
         others = {
             name: diagnose(in_distribution, tables, train=train, density=other).to_dict()["sets"]
             for name, other in track(OTHERS.items(), description=f"other densities, ResNet-{depth}")

@@ -36,7 +36,6 @@ from dubito.data import Subset
 from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import MemberStream
-from dubito.report import write_ensemble_page
 
 # One folder up, where other experiments use it, too.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -123,7 +122,7 @@ def figures(title: str, tables: tuple[dubito.Table, dubito.Table], args: argpars
     print(f"\n{title}: accuracy of members {min(accuracy['members']):.3f} to {max(accuracy['members']):.3f}, together "
           f"{accuracy['together']:.3f}\n{both}\n\n{alone}")  # fmt: skip
     if args.pages is not None:
-        write_ensemble_page(both, args.pages / f"{title.replace(' ', '_')}.html")
+        both.to_html(args.pages / f"{title.replace(' ', '_')}.html")
     if args.picture is not None and title == "small networks":
         draw_figure(args.picture, both)
     return {"accuracy": accuracy, "in_distribution_and_ood": both.to_dict(), "ood": alone.to_dict() | deciles(alone)}

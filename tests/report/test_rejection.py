@@ -11,7 +11,7 @@ from dubito.errors import ValueRangeError
 from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import MemberStream
 from dubito.page.render import minus
-from dubito.report.rejection import rejection_figure, write_rejection_page
+from dubito.report.rejection import rejection_figure
 from dubito.table import Table
 
 EVIL = "<b>cats</b> & co"
@@ -33,7 +33,7 @@ def study():
 
 
 def test_page(study, tmp_path: Path):
-    text = write_rejection_page(study, tmp_path / "deep" / "reject.html").read_text(encoding="utf-8")
+    text = study.to_html(tmp_path / "deep" / "reject.html").read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
     assert EVIL not in text

@@ -99,5 +99,5 @@ def reject(
             **vars(bootstrap),
         )
     table_csv, curves_csv = csv and study.to_csv(csv / "table.csv"), csv and study.curves_to_csv(csv / "curves.csv")
-    page = html and dubito.report.write_rejection_page(study, html)
+    page = html and study.to_html(html)
     screen.show(study, written={"table": table_csv, "curves": curves_csv, "page": page})

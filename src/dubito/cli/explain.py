@@ -57,7 +57,7 @@ def diagnose(
             draws=draws,
             **vars(bootstrap),
         )
-    screen.show(diagnosis, written={"page": html and dubito.report.write_diagnosis_page(diagnosis, html)})
+    screen.show(diagnosis, written={"page": html and diagnosis.to_html(html)})
 
 
 @command
@@ -92,7 +92,7 @@ def ensemble(
         other = _members(ood) if ood else None
     with screen.waiting("cutting members into sub-ensembles, with bootstrap intervals"):
         diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **vars(bootstrap))
-    screen.show(diagnosis, written={"page": html and dubito.report.write_ensemble_page(diagnosis, html)})
+    screen.show(diagnosis, written={"page": html and diagnosis.to_html(html)})
 
 
 def _model_of(screen: Screen, table: "Table", name: str, load: options.ModelOptions) -> "Classifier":

@@ -222,6 +222,11 @@ class RejectionStudy(Result):
         """For each temperature: does anything order errors better than the model's own entropy?"""
         return [self._finding(temperature) for temperature in self.temperatures]
 
+    def _page(self) -> str:
+        from dubito.evaluate.rejection_page import rejection_page  # noqa: PLC0415 (which draws studies)
+
+        return rejection_page(self)
+
     def plot(
         self,
         ax: Axes | None = None,

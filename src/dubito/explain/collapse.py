@@ -230,7 +230,7 @@ class Collapse(Result):
 @final
 @dataclass(frozen=True)
 class EnsembleDiagnosis(Result):
-    """What `diagnose_ensemble` returns: print it, plot it, take it as JSON, or write it as a page with `dubito.report`.
+    """What `diagnose_ensemble` returns: print it, plot it, take it as JSON, or write it as a page.
 
     Attributes:
         of: The ensemble's name in the tables.
@@ -294,6 +294,11 @@ class EnsembleDiagnosis(Result):
         """Plain values, without those of every image; None for infinity."""
         ensembles = [{**one.to_dict(), "kind": one.kind} for one in self.ensembles]
         return {**super().to_dict(), "ensembles": ensembles}
+
+    def _page(self) -> str:
+        from dubito.explain.pages import ensemble_page  # noqa: PLC0415 (which draws diagnoses)
+
+        return ensemble_page(self)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """MI against the size of sub-ensembles, one line per ensemble; dashed what averaging alone leaves."""

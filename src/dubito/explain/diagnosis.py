@@ -32,7 +32,7 @@ _BY = "diagnose"
 @final
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What `diagnose` returns: print it, plot it, take it as JSON, or write it as a page with `dubito.report`.
+    """What `diagnose` returns: print it, plot it, take it as JSON, or write it as a page.
 
     Attributes:
         in_distribution: The name of the in-distribution table.
@@ -130,6 +130,11 @@ class Diagnosis(Result):
             for causes in self.all
         }
         return {**described, "sets": sets, "findings": self.findings()}
+
+    def _page(self) -> str:
+        from dubito.explain.pages import diagnosis_page  # noqa: PLC0415 (which draws diagnoses)
+
+        return diagnosis_page(self)
 
     def plot(self, ax: Axes | None = None, *, score: str = "entropy") -> Axes:
         """Histograms of a score, of in-distribution images and of every OOD set."""

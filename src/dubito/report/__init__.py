@@ -1,11 +1,10 @@
 """Figures and self-contained HTML pages."""
 
 from dubito.report.demo import run_demo, write_demo_page
-from dubito.report.explain import write_diagnosis_page, write_ensemble_page
 from dubito.report.gallery import Card, write_cards, write_gallery
 from dubito.report.map import Map, map_figure
 from dubito.report.map_page import draw_map, write_map_page
-from dubito.report.rejection import rejection_figure, write_rejection_page
+from dubito.report.rejection import rejection_figure
 from dubito.report.report import ModelReport, model_report
 from dubito.report.trust import TrustReport, least_trusted
 
@@ -22,9 +21,6 @@ __all__ = [
     "run_demo",
     "write_cards",
     "write_demo_page",
-    "write_diagnosis_page",
-    "write_ensemble_page",
     "write_gallery",
     "write_map_page",
-    "write_rejection_page",
 ]

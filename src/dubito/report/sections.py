@@ -19,11 +19,11 @@ from jaxtyping import Float64
 from markupsafe import Markup
 
 from dubito.evaluate.evaluate import USUAL, USUAL_TITLE, Evaluation
+from dubito.explain.pages import cause_bars
 from dubito.metrics import Interval, proportion
 from dubito.page.render import number, words
 from dubito.page.svg import SERIES, Axis, Line, histogram, lines, stairs
 from dubito.protocols.corruption_curve import CorruptionCurves
-from dubito.report.explain import cause_bars
 from dubito.report.parts import best_score
 from dubito.report.report import ModelReport
 from dubito.report.summary import share

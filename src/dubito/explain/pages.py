@@ -1,7 +1,6 @@
 """The pages of a diagnosis, with its causes as bars, and of an ensemble, with mutual information against size."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from torch import Tensor
 
@@ -9,7 +8,7 @@ from dubito.explain.causes import Causes, Estimate, points
 from dubito.explain.collapse import EnsembleDiagnosis
 from dubito.explain.diagnosis import Diagnosis
 from dubito.metrics import Interval
-from dubito.page.render import render
+from dubito.page.render import fill
 from dubito.page.svg import Axis, Line, bars, histogram, lines
 
 _HISTOGRAMS = {
@@ -25,14 +24,13 @@ _FLOOR = 1e-9
 """Mutual information below this is drawn here."""
 
 
-def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
-    """Write the page of a diagnosis and return its path."""
+def diagnosis_page(diagnosis: Diagnosis) -> str:
+    """The page of a diagnosis."""
     names = list(diagnosis.by_set)
     what = names[0] if len(names) == 1 else f"{len(names)} sets of out-of-distribution images"
     findings = diagnosis.findings_by_set()
-    return render(
+    return fill(
         "diagnosis.html.j2",
-        to,
         title=f"Why does confidence fail on {what}?",
         verdict=next(reversed(findings.values()))[0],
         facts=[
@@ -50,8 +48,8 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
     )
 
 
-def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
-    """Write the page of an ensemble and return its path."""
+def ensemble_page(diagnosis: EnsembleDiagnosis) -> str:
+    """The page of an ensemble."""
     header, *body = diagnosis.lines()
     first, *larger = diagnosis.ensembles
     sizes = f", {len(diagnosis.ensembles)} model sizes" if larger else ""
@@ -61,9 +59,8 @@ def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
         for one in diagnosis.ensembles
         if one.ood is not None
     ]
-    return render(
+    return fill(
         "ensemble.html.j2",
-        to,
         title="Do larger models disagree less?" if larger else "Do your members disagree?",
         verdict=diagnosis.verdict,
         findings=diagnosis.findings()[1:],

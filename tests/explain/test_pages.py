@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.page.test_render import Reader
 
 from dubito.explain.collapse import diagnose_ensemble
 from dubito.explain.diagnosis import diagnose
 from dubito.page.render import minus
-from dubito.report.explain import write_diagnosis_page, write_ensemble_page
 from dubito.scores import Neighbours
 from dubito.table import Table
+from tests.page.test_render import Reader
 
 EVIL = "<b>cats</b> & co"
 
@@ -35,7 +34,7 @@ def result():
 
 
 def test_page(result, tmp_path: Path):
-    page = write_diagnosis_page(result, tmp_path / "deep" / "why.html")
+    page = result.to_html(tmp_path / "deep" / "why.html")
     text = page.read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
@@ -52,7 +51,7 @@ def test_page(result, tmp_path: Path):
 
 
 def test_page_says_what_the_diagnosis_says(result, tmp_path: Path):
-    words = " ".join(Reader(write_diagnosis_page(result, tmp_path / "a.html").read_text(encoding="utf-8")).text)
+    words = " ".join(Reader(result.to_html(tmp_path / "a.html").read_text(encoding="utf-8")).text)
     plain = words.replace("\N{MINUS SIGN}", "-")
     for sentence in result.findings_by_set()["dogs"]:
         for part in sentence.split("`")[::2]:  # names of scores stand in tags of their own
@@ -64,7 +63,7 @@ def test_page_says_what_the_diagnosis_says(result, tmp_path: Path):
 
 def test_one_set_has_its_verdict_once(tmp_path: Path):
     single = diagnose(table(50, 1, 5.0), {"cats": table(40, 2, 0.0)}, density=Neighbours(k=3), resamples=20)
-    text = write_diagnosis_page(single, tmp_path / "a.html").read_text(encoding="utf-8")
+    text = single.to_html(tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Why does confidence fail on cats?" in text
     assert text.count(single.findings_by_set()["cats"][0]) == 1
     assert text.count("<svg") == 1 + 4  # without a classifier, there are neither lengths nor cosines
@@ -74,7 +73,7 @@ def test_notes_stand_on_the_page(tmp_path: Path):
     same = table(20, 0, 1.0)
     with pytest.warns(UserWarning, match="by their features"):
         result = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
-    text = write_diagnosis_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
+    text = result.to_html(tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">20 of 20 images of twin' in text
 
 
@@ -89,7 +88,7 @@ def ensemble(seed: int, noise: float, members: int = 6, name: str = "mine") -> T
 
 def test_ensemble_page(tmp_path: Path):
     result = diagnose_ensemble(ensemble(0, 1.0), ood=ensemble(1, 3.0, name=EVIL_MEMBERS), resamples=20)
-    text = write_ensemble_page(result, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
+    text = result.to_html(tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
     assert EVIL_MEMBERS not in text
@@ -107,7 +106,7 @@ def test_ensemble_page(tmp_path: Path):
 
 def test_ensemble_page_of_several_sizes(tmp_path: Path):
     result = diagnose_ensemble({1: ensemble(0, 2.0), 8: ensemble(0, 1.0)}, resamples=20)
-    text = write_ensemble_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
+    text = result.to_html(tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Do larger models disagree less?" in text
     assert text.count("<svg") == 1 + 2
     assert "models of 8" in text
@@ -117,6 +116,6 @@ def test_ensemble_page_of_several_sizes(tmp_path: Path):
 def test_ensemble_page_without_anything_to_draw(members, tmp_path: Path):
     logits = ensemble(0, 1.0, 3).whole("members_logit")
     same = Table(members_logit=logits[:, :members].repeat(1, 3 // members, 1))
-    text = write_ensemble_page(diagnose_ensemble(same, resamples=5), tmp_path / "a.html").read_text(encoding="utf-8")
+    text = diagnose_ensemble(same, resamples=5).to_html(tmp_path / "a.html").read_text(encoding="utf-8")
     assert "<svg" not in text
     assert ("the same model" in text) is (members == 1)
