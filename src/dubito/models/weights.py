@@ -114,7 +114,7 @@ def _named_tensors(content: Any) -> dict[str, Tensor] | None:
     def tensors_in(content: dict[Any, Any], depth: int) -> dict[str, Tensor] | None:
         if "_parameters" in content and "_modules" in content:
             content = _module_state(content, states)
-        if content and all(isinstance(key, str | int) and isinstance(content[key], Tensor) for key in content):
+        if content and all(isinstance(key, str | int) and isinstance(one, Tensor) for key, one in content.items()):
             return {str(key): value for key, value in content.items()}
         for key in _WRAPPERS:
             if (inner := look(content.get(key), depth + 1)) is not None:
