@@ -6,6 +6,7 @@
 1
 """
 
+import random
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -89,12 +90,21 @@ __all__ = [*_HOMES, *_NAMESPACES]  # noqa: PLE0604 (all of them are strings)
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"dubito.{_HOMES[name]}"), "open_cache" if name == "open" else name)
+        return getattr(_imported(_HOMES[name]), "open_cache" if name == "open" else name)
     if name.startswith("__"):
         raise AttributeError(name)  # looked up by tools, never by people: nothing is imported for it
     if find_spec(f"dubito.{name}"):  # also for `from dubito import choices`, which looks here first
-        return import_module(f"dubito.{name}")
+        return _imported(name)
     raise AttributeError(f"module 'dubito' has no attribute '{name}'.{_suggestion(name, __all__)}")
+
+
+def _imported(room: str) -> ModuleType:
+    """A room; packages that draw random numbers while they are imported leave Python's state as it was."""
+    state = random.getstate()
+    try:
+        return import_module(f"dubito.{room}")
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

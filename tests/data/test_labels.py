@@ -43,9 +43,13 @@ def test_names_are_looked_up_in_known_classes():
         to_labels(["dog", "cat"], "labels", ["dog", "fox"])
 
 
-@pytest.mark.parametrize(
-    "bad", [[0.5, 1.0], np.zeros((2, 1), int), torch.zeros(2, 10), [True, False], [None, 1], torch.ones(2)]
-)
+@pytest.mark.parametrize("bad", [["cat", None, "dog", float("nan")], [0, None, 1, np.nan]])
+def test_labels_that_are_missing_are_no_class(bad):
+    with pytest.raises(ImagesError, match=r"must not be missing; 2 of 4 are, the first at position 1\. Fill them in"):
+        to_labels(bad, "labels")
+
+
+@pytest.mark.parametrize("bad", [[0.5, 1.0], np.zeros((2, 1), int), torch.zeros(2, 10), [True, False], torch.ones(2)])
 def test_values_that_are_no_labels(bad):
     with pytest.raises(
         ImagesError, match=r"labels must be one integer or class name per image; got .*\. Pass class indices"

@@ -3,6 +3,7 @@
 import csv
 import os
 import sys
+import tracemalloc
 import warnings
 import zipfile
 from io import BytesIO
@@ -112,6 +113,20 @@ def test_a_zip_bomb_is_one_skipped_image(model, photos, tmp_path, monkeypatch):
         archive.writestr("bomb.png", bytes(2 << 20))
     with pytest.warns(SkippedImagesWarning, match=r"bomb\.png.* the most that is read of an image"):
         assert dubito.extract(model, tmp_path / "photos.zip", workers=0).id.tolist() == ["0.png"]
+
+
+def test_a_zip_that_states_a_smaller_size_is_read_no_further(model, photos, tmp_path):
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(photos / "cat" / "0.png", "0.png")
+        archive.writestr("bomb.png", bytes(64 << 20))
+    path.write_bytes(path.read_bytes().replace((64 << 20).to_bytes(4, "little"), (1000).to_bytes(4, "little")))
+    tracemalloc.start()
+    with pytest.warns(SkippedImagesWarning, match=r"bomb\.png"):
+        assert dubito.extract(model, path, workers=0).id.tolist() == ["0.png"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20  # not the 64 MB that the member unpacks to
 
 
 def test_an_npz_that_declares_more_than_it_has(tmp_path):

@@ -29,3 +29,8 @@ def test_scores_of_a_cache_import_nothing_heavy(tmp_path):
     in_python = f"import dubito\ndubito.Entropy().score(dubito.open({cache!r}))"
     on_the_command_line = f"from dubito.cli import main\nassert main(['score', {cache!r}]) == 0"
     assert heavy_modules(f"{in_python}\n{on_the_command_line}") <= heavy_modules("import torch")
+
+
+def test_importing_leaves_pythons_random_state_alone():
+    code = "import random; s = random.getstate(); import dubito; dubito.extract; assert random.getstate() == s"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -108,6 +108,31 @@ def test_spectral_norm_in_train_mode_stands_still(old):
         assert all(torch.equal(one, before[name]) for name, one in module.named_buffers())
 
 
+class LateStatistics(nn.Module):
+    """Batch normalisation that switches itself to training for larger batches."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.norm, self.fc, self.how = nn.BatchNorm1d(6), nn.Linear(6, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "mode":
+            self.norm.train(len(x) >= 4)
+            return self.fc(self.norm(x))
+        norm = self.norm
+        return self.fc(F.batch_norm(x, norm.running_mean, norm.running_var, training=len(x) >= 4))
+
+
+@pytest.mark.parametrize("how", ["mode", "function"])
+def test_statistics_that_larger_batches_update_are_put_back(how):
+    module = LateStatistics(how).eval()
+    before, model = state(module), dubito.wrap(module)
+    model.features(torch.randn(2, 6))  # the first pass writes nothing
+    model.features(torch.randn(8, 6))
+    model.features(torch.randn(8, 6))
+    assert state(module) == before
+
+
 class Random(nn.Module):
     """Draws in its forward pass, also in eval mode."""
 

@@ -78,8 +78,8 @@ class ArchiveImages(ImageSet):
             hashed = self._hash(index, (info.CRC, info.file_size))
             if info.file_size > LIMIT:
                 raise too_large()
-            with self._lock:  # threads share one file position
-                content = archive.read(info)
+            with self._lock, archive.open(info) as member:  # threads share one file position
+                content = member.read(info.file_size + 1)  # no more than the directory states, whatever is there
             return decode(content, name), hashed
         except BrokenImageError as broken:
             return broken, hashed

@@ -94,6 +94,11 @@ def to_labels(
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError as error:
         raise ImagesError(f"{what} must be one integer or class name per image; {error}.") from error
+    if absent := _absent(values):
+        raise ImagesError(
+            f"{what} must not be missing; {len(absent)} of {len(values)} are, the first at position {absent[0]}. Fill "
+            f"them in, or leave those images out."
+        )
     if array.ndim == 1 and array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
@@ -122,6 +127,13 @@ def to_labels(
             f"Correct them, or name these classes too."
         )
     return torch.tensor([number[text] for text in texts]), names
+
+
+def _absent(values: Any) -> list[int]:
+    """Places of what stands for nothing in a frame: None, NaN and its relatives, which are not equal to themselves."""
+    if not isinstance(values, list):
+        return []
+    return [place for place, value in enumerate(values) if value is None or (np.ndim(value) == 0 and value != value)]  # noqa: PLR0124
 
 
 @dataclass(frozen=True)

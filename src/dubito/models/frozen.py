@@ -9,8 +9,9 @@ Modes and random states come back, and so do parameters and buffers that a pass 
 A copy is made once, and again after somebody else has written into the tensor: it is not paid for in every pass. Small
 tensors always have one; of the large ones, those that the module writes into in its first pass, after which every
 tensor is compared with its copy. A large one that is written into for the first time later on cannot be restored: that
-raises ModelError. What is written through `.data` escapes version counters: it is restored where the first pass does
-it, too. Buffers that a pass adds, such as tables that are computed once, stay.
+raises ModelError. What is written through `.data`, and statistics that batch normalisation updates, escape version
+counters: they are restored where the first pass writes them, too, and statistics (short buffers) always, as they are
+compared with their copies after every pass. Buffers that a pass adds, such as tables that are computed once, stay.
 
 Few modules draw random numbers in eval mode. One pass that leaves a random generator alone shows that a module does not
 use it: from then on, until the module is changed, its state is not restored any more, because who draws is another
@@ -33,6 +34,8 @@ from dubito.threads import GENERATORS, RandomStates, one_at_a_time
 
 _SMALL, _SMALL_BUFFER = 2**16, 2**22
 """Numbers of a parameter and of a buffer that always have a copy: norms, biases, statistics, tables of positions."""
+_SHORT = 2**13
+"""Numbers of a buffer that is compared with its copy after every pass, in microseconds."""
 _SAMPLED = 16
 _revisions = count()
 
@@ -139,6 +142,15 @@ class _Slot(NamedTuple):
     tensor: Tensor | None
     kept: _Kept | None
 
+    def find_update(self) -> bool:
+        """Whether a pass has written into a short buffer, which its version counter need not show."""
+        tensor, kept = self.tensor, self.kept
+        if tensor is None or kept is None or kept.before is None or isinstance(tensor, nn.Parameter):
+            return False
+        if not tensor.is_meta and tensor.numel() <= _SHORT and not torch.equal(tensor, kept.before):
+            kept.written = True
+        return kept.written
+
     def is_updated_buffer(self) -> bool:
         """Of a slot that has changed: whether it holds the same buffer in the same memory, with other numbers."""
         tensor, kept = self.tensor, self.kept
@@ -188,7 +200,7 @@ class _State:
     def restore(self, slots: list[_Slot], parts: list[nn.Module]) -> list[Tensor]:
         """Put back what a pass has changed; returns the tensors whose numbers are lost."""
         lost, added = [], len(slots) != _count(parts)
-        unseen = [slot for slot in slots if slot.kept is not None and (slot.kept.first or slot.kept.written)]
+        unseen = [slot for slot in slots if slot.kept and (slot.kept.first or slot.kept.written or slot.find_update())]
         for owner, name, tensor, kept in [*_changed(slots), *unseen]:
             added = added or tensor is None
             if tensor is not None:
