@@ -68,3 +68,10 @@ def test_one_line_of_python_returns_the_worst_with_reasons():
         ("b", "confident", "99.9 % eel; more certain than 100 % of the other images"),
     ]
     assert [round(row["rank_percent"]) for row in report.records()] == [100, 67, 0]
+
+
+def test_without_class_names_the_table_has_their_numbers():
+    report = dubito.report.least_trusted(dubito.Table(logit=[[0.0, 4.0], [1.0, 0.0]], id=["a.jpg", "b.jpg"]))
+    header, first, second = report.lines()
+    assert header[2] == "predicted"
+    assert (first[2], second[2]) == ("0", "1")

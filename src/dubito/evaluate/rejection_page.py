@@ -31,13 +31,13 @@ def rejection_page(study: RejectionStudy) -> str:
             if study.predictions == "own"
             else "all on the original's predictions",
         ],
-        findings=study.findings(),
+        findings=[*(f"{name.capitalize()}: {text}." for name, text in study.facts().items()), *study.findings()],
         header=header,
         rows=body,
         better=[{2: result.better("auroc"), 0: result.better("aurc")} for result in study.results],
         sections=[
             _section(study, uncertainty, temperature)
-            for uncertainty in study.uncertainties
+            for uncertainty in study.uncertainties or ("entropy",)
             for temperature in study.temperatures
         ],
     )
@@ -68,7 +68,7 @@ def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dic
         return drawing, METRICS[metric]
 
     return {
-        "title": f"{UNCERTAINTIES[uncertainty]}, T = {temperature:.3g}",
+        "title": f"{UNCERTAINTIES.get(uncertainty, uncertainty).capitalize()}, T = {temperature:.3g}",
         "key": {name if name in colours else "original, by its entropy": colours.get(name) for name in results},
         "panels": {title: [panel(kind, metric) for metric in METRICS] for kind, title in _KINDS.items()},
     }

@@ -152,6 +152,11 @@ class TrustReport(Result):
     titles: ClassVar = {"id": "image", "predicted_class": "predicted", "rank_percent": "rank", "probability": "p"}
     columns: ClassVar = ("id", "verdict", "predicted_class", "probability", "rank_percent", "reason")
 
+    def __post_init__(self) -> None:
+        if all(image.predicted_class is None for image in self.images):  # numbers where there are no names
+            columns = tuple("predicted" if key == "predicted_class" else key for key in self.columns)
+            object.__setattr__(self, "columns", columns)
+
     def __len__(self) -> int:
         return len(self.images)
 
