@@ -120,7 +120,11 @@ class Result:
         except ImportError as error:
             raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
         flat = [_flat(record) for record in self.records()]
-        return pandas.DataFrame(flat, columns=None if flat else list(self.keys))
+        columns: Json = {key: [record.get(key) for record in flat] for key in _keys(flat) or self.keys}
+        for key, values in columns.items():  # names of files may be any bytes, which a column of text cannot hold
+            if any(isinstance(value, str) and printable(value) != value for value in values):
+                columns[key] = pandas.Series(values, dtype=object)
+        return pandas.DataFrame(columns)
 
     @overload
     def to_html(self, path: None = None) -> str: ...

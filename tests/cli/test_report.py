@@ -57,7 +57,9 @@ def test_demo_as_text(run: Run, tmp_path: Path) -> None:
     assert "predictions as on the clean photographs" in answer.out
     assert "and 8 more" in answer.out  # ten rows are shown
     page = tmp_path / "demo.html"
-    assert answer.out.endswith(f"open {page.as_uri()}\nwritten: {page}\n")
+    *_, written, address, look = answer.out.splitlines()
+    assert (written, address) == (f"written: {page}", f"open {page.as_uri()}")
+    assert look.endswith(f"-m dubito explore {tmp_path / 'cache'} --images {tmp_path / 'images'}")
     assert page.is_file()
 
 

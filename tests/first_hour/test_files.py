@@ -71,6 +71,12 @@ def test_names_that_are_not_utf8_go_everywhere(model, tmp_path, capfdbinary):
     assert b"caf" in capfdbinary.readouterr().out
 
 
+def test_names_that_are_not_utf8_are_rows_of_a_frame():
+    table = dubito.Table(logit=[[0.0, 4.0], [1.0, 0.0]], id=[f"{ODD}.jpg", "b.jpg"])
+    frame = dubito.report.least_trusted(table).to_pandas()
+    assert set(frame["id"]) == {f"{ODD}.jpg", "b.jpg"}
+
+
 def test_formats_with_a_plug_in_are_read_or_listed_with_the_pip_line(model, photos, monkeypatch):
     heif = pytest.importorskip("pillow_heif")
     image = Image.open(photos / "cat" / "0.png")

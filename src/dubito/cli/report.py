@@ -1,6 +1,7 @@
 """`dubito report`, `dubito map` and `dubito demo`: pages that show images and how far to trust the model on them."""
 
 import shlex
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -155,7 +156,10 @@ def demo(
         pages = dubito.report
     result = pages.run_demo(to, progress=not screen.quiet)
     page = pages.write_demo_page(result, to / "demo.html")
-    screen.show(result, _address(page), written={"page": page})
+    # Last, and as it was called: in a fresh clone, dubito is not on the path.
+    program = sys.argv[0] if Path(sys.argv[0]).name == "dubito" else f"{Path(sys.executable).name} -m dubito"
+    look = f"look into it: {program} explore {to / 'cache'} --images {to / 'images'}"
+    screen.show(result, f"written: {page}", _address(page), look, page=str(page))
 
 
 def _predicted(
