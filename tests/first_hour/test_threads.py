@@ -1,10 +1,12 @@
 """Many threads, forks, workers and requests at once: every answer is the one of a single thread, and nothing fails."""
 
+import contextlib
 import copy
 import io
 import json
 import os
 import pickle
+import random
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import dubito
-from dubito.errors import ValueRangeError
+from dubito.errors import DubitoError, ValueRangeError
 from dubito.models.transform import Preprocess
 from dubito.probes import Dropout, Forward, Gradient, PreActivation, Tiles, Views
 
@@ -238,6 +240,89 @@ def test_a_server_of_many_requests(guard, pictures):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def draw():
+    """From each generator of the process."""
+    return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002, S311
+
+
+def states():
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+
+class Overtaken(nn.Module):
+    """While it is in a pass, another thread draws; or it draws itself, and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.by, self.fails = nn.Linear(3 * SIZE * SIZE, 4), "nobody", False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by == "another thread":
+            with ThreadPoolExecutor(1) as pool:
+                self.after = pool.submit(lambda: (draw(), states())[1]).result()
+        if self.by == "itself":
+            draw()
+        assert not self.fails
+        return self.fc(x.flatten(1))
+
+
+def to_input(image):
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+
+
+CALLS_OF = {
+    "guard of a file": lambda guard, file, to: guard(file),
+    "guard of an array": lambda guard, file, to: guard(np.array(Image.open(file))),
+    "guard of pictures": lambda guard, file, to: guard([Image.open(file), Image.open(file)]),
+    "extract": lambda guard, file, to: dubito.extract(guard.model, file.parent, to, workers=0, progress=False),
+    "extract with workers": lambda guard, file, to: dubito.extract(guard.model, file.parent, to, progress=False),
+    "audit": lambda guard, file, to: dubito.audit(guard.model, file.parent, progress=False),
+}
+
+
+@pytest.mark.parametrize("transform", [Preprocess(SIZE), to_input], ids=["our transform", "another"])
+@pytest.mark.parametrize("call", CALLS_OF.values(), ids=CALLS_OF)
+def test_what_other_threads_draw_meanwhile_is_not_drawn_again(call, transform, pictures, tmp_path):
+    module = Overtaken()
+    model, file = dubito.wrap(module, transform=transform), tmp_path / "files" / "one.png"
+    file.parent.mkdir()
+    Image.fromarray(pictures[0]).save(file)
+    table = dubito.extract(model, torch.rand(100, 3, SIZE, SIZE), labels=torch.arange(100) % 4, progress=False)
+    guard = dubito.Guard.fit(model, table, coverage=0.5, scores="entropy", sets=False, novel=0.0)
+    module.by = "another thread"
+    call(guard, file, tmp_path / "cache")
+    assert states() == module.after
+    module.by = "nobody"
+    before = states()
+    call(guard, file, tmp_path / "another")
+    assert states() == before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("who", ["module", "transform", "data set"])
+def test_what_the_user_s_own_code_draws_is_undone(who, fails, pictures):
+    def transform(image):
+        if who == "transform":
+            draw()
+        assert not fails or len(seen) < 20
+        seen.append(image)
+        return to_input(image)
+
+    class Drawing(list):
+        def __getitem__(self, row):
+            draw()
+            return super().__getitem__(row)
+
+    seen, module = [], Overtaken()
+    module.by, module.fails = ("itself", fails) if who == "module" else ("nobody", False)
+    model = dubito.wrap(module, transform=transform)
+    images = Drawing(map(Image.fromarray, pictures)) if who == "data set" else pictures
+    before = states()
+    with pytest.raises(DubitoError) if fails else contextlib.nullcontext():
+        dubito.extract(model, images, workers=0, progress=False)
+    assert states() == before
 
 
 def test_a_search_for_half_a_neighbour():

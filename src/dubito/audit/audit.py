@@ -24,7 +24,6 @@ from dubito.data import Subset, open_images
 from dubito.models import wrap
 from dubito.models.load import as_classifier
 from dubito.result import Result
-from dubito.threads import kept_random_states
 from dubito.types import Classifier, Images, Json
 from dubito.validate import check_model_first, check_number
 
@@ -32,7 +31,6 @@ _CLEARLY = 0.1
 """The share of images by which an order of classes must beat another transform to be the explanation."""
 
 
-@kept_random_states()
 def audit(  # noqa: PLR0913 (one call that users type; everything after `images` is optional)
     model: Classifier | nn.Module | str,
     images: Any,

@@ -46,12 +46,10 @@ from dubito.probes import base_probe
 from dubito.storage import locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
-from dubito.threads import kept_random_states
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
 from dubito.validate import check_choice, check_model_first, check_number
 
 
-@kept_random_states()
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier | str,
     images: Any,
@@ -130,7 +128,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, " All are listed in table.skipped.", stacklevel=4)
+    runner.warn_skipped(table, " All are listed in table.skipped.", stacklevel=3)
     return table
 
 
@@ -256,7 +254,7 @@ class _Extraction:
             if shard.kind in (ROWS, HEAD, *self.probes):  # a probe that does not run now redoes nothing
                 shard.path.unlink(missing_ok=True)
                 message = f"cache '{self.folder}': shard {shard.name} {wrong}; it is extracted again."
-                warnings.warn(message, RepairedShardWarning, stacklevel=5)
+                warnings.warn(message, RepairedShardWarning, stacklevel=4)
         return {place: shards[0] for place, shards in whole.items() if shards[0] not in damaged}
 
     def _reopen(self, missing: dict[int, list[str]]) -> None:

@@ -101,7 +101,7 @@ def resolve_labels(
         f"{len(model.classes or ())} classes: labels are kept as their own, without loss and accuracy. Pass "
         f"{_OWN} to say so, or name the classes as the model does.",
         OwnLabelsWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return labels, "own"
 
@@ -361,7 +361,7 @@ def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool)
         f"{100 * agreements[1]:.1f} % ({', '.join(arrows[:_SHOWN])}{more}). {unnamed if by_place else ''}Run "
         f"dubito.audit(model, images) (dubito audit MODEL IMAGES), which reports what to repair.",
         LabelOrderWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

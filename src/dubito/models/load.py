@@ -26,7 +26,7 @@ from dubito.models.transform import NewTransform
 from dubito.models.weights import fits, head_size, put_weights, read_weights, under_own_names
 from dubito.models.wrap import WrappedClassifier, eager, wrap
 from dubito.storage import checksum
-from dubito.threads import Lock
+from dubito.threads import Lock, kept_random_states
 from dubito.types import Classifier, Json
 
 Weights = Literal["pretrained"] | str | Path | None
@@ -116,7 +116,8 @@ def as_classifier(model: object, *, by: str) -> Classifier:
         by: The function that the user called.
     """
     if isinstance(model, str):
-        return load(model)
+        with kept_random_states():  # whoever builds a network draws its first weights
+            return load(model)
     if not isinstance(model, Classifier):
         raise ModelError(
             f"{by}: model must be a name such as 'timm:resnet50', or come from dubito.load or dubito.wrap; got "
