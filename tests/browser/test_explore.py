@@ -1,0 +1,187 @@
+"""The explorer in a browser, on a real server: select, filter, decide, look at one image, drop one, export, reload."""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import dubito
+from dubito.explore.explorer import Explorer
+
+from ..explore.conftest import EVIL, network, pictures
+
+READY = "body[data-ready=true]"
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
+    folder = tmp_path_factory.mktemp("explorer")
+    model, images = network(), pictures(folder / "images", 60)
+    table = dubito.extract(model, images, folder / "cache")
+    predicted = table.logit.argmax(1)
+    label = {
+        name: int(one + (row % 4 == 0)) % 3
+        for row, (name, one) in enumerate(zip(table.row_ids(), predicted, strict=True))
+    }
+    table = dubito.cache.label_cache(folder / "cache", label)
+    ood = dubito.extract(model, pictures(folder / "ood", 12), folder / "other")
+    second = dubito.extract(network(seed=1), images, folder / "second")
+    with dubito.explore(table, images, model=model, ood={"noise": ood}, other=second, browser=False) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, explorer: Explorer) -> Iterator[Page]:
+    """A page of its own; whatever leaves the machine, or any error in a script, fails the test."""
+    context = browser.new_context(locale="en-US", viewport={"width": 1400, "height": 900}, accept_downloads=True)
+    opened, problems = context.new_page(), list[str]()
+    local = explorer.address.split("/", 3)[:3]
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    opened.on(
+        "request",
+        lambda sent: (
+            None
+            if sent.url.split("/", 3)[:3] == local or sent.url.startswith(("data:", "blob:"))
+            else problems.append(sent.url)
+        ),
+    )
+    opened.add_init_script("window.alerts = 0; window.alert = () => { window.alerts += 1; };")
+    opened.goto(explorer.address)
+    opened.wait_for_selector(READY)
+    yield opened
+    assert opened.evaluate("window.alerts") == 0  # names with HTML in them are text
+    context.close()
+    assert problems == []
+
+
+def shown(page: Page) -> int:
+    """How many images are selected."""
+    text = page.locator("#count").inner_text()
+    return int(re.search(r"[\d,]+", text).group().replace(",", ""))  # type: ignore[union-attr]
+
+
+def test_it_opens_with_all_images_and_their_pictures(page):
+    assert shown(page) == 72
+    expect(page.locator("#grid .cell").first).to_be_visible()
+    page.wait_for_function("() => [...document.querySelectorAll('#grid img')].some((one) => one.naturalWidth > 0)")
+
+
+def test_a_filter_narrows_and_clears(page):
+    page.locator('input[name="is.correct"][value="0"]').check(force=True)
+    expect(page.locator("#count")).to_contain_text("15")  # a quarter of 60
+    page.locator("#clear").click()
+    expect(page.locator("#count")).to_contain_text("72")
+
+
+def test_text_in_the_name_finds_an_image_with_html_in_its_name(page):
+    page.locator("#find").fill("onerror")
+    expect(page.locator("#count")).to_contain_text("2")  # one in each folder
+    page.locator("#grid .cell").first.click()
+    expect(page.locator("#image-body")).to_contain_text(EVIL)
+
+
+def test_a_lasso_selects_and_its_address_restores_it(page):
+    page.locator("[data-tool=lasso]").click()
+    box = page.locator("#canvas").bounding_box()
+    assert box is not None
+    x, y, w, h = box["x"], box["y"], box["width"], box["height"]
+    page.mouse.move(x + 0.02 * w, y + 0.02 * h)
+    page.mouse.down()
+    for left, top in ((0.55, 0.02), (0.55, 0.98), (0.02, 0.98), (0.02, 0.02)):
+        page.mouse.move(x + left * w, y + top * h, steps=8)
+    page.mouse.up()
+    page.wait_for_function("() => /lasso/.test(location.hash)")
+    count = shown(page)
+    assert 0 < count < 72
+    page.goto("about:blank")
+    page.go_back()
+    page.wait_for_selector(READY)
+    page.wait_for_function(f"() => document.querySelector('#count').textContent.includes('{count}')")
+
+
+def test_the_slider_moves_coverage_risk_and_bound(page):
+    page.locator("[data-panel-of=threshold]").first.click()
+    page.wait_for_function("() => /%/.test(document.querySelector('#coverage').textContent)")
+    before = [page.locator(name).inner_text() for name in ("#coverage", "#risk", "#bound")]
+    slider = page.locator("#slider")
+    slider.focus()
+    slider.press("Home")
+    page.wait_for_function("(text) => document.querySelector('#coverage').textContent !== text", arg=before[0])
+    after = [page.locator(name).inner_text() for name in ("#coverage", "#risk", "#bound")]
+    assert after != before
+
+
+def test_an_image_in_detail_and_the_next_by_keyboard(page):
+    page.locator("#grid .cell").first.click()
+    body = page.locator("#image-body")
+    expect(body.locator("h2").first).to_be_visible()
+    expect(page.locator(".neighbours button").first).to_be_visible()
+    first = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('image')")
+    page.keyboard.press("j")
+    page.wait_for_function("(before) => new URLSearchParams(location.hash.slice(1)).get('image') !== before", arg=first)
+
+
+def test_a_mark_survives_a_reload(page):
+    page.locator("#grid .cell").first.click()
+    expect(page.locator("#mark")).to_be_visible()
+    with page.expect_response(lambda answer: "/api/notes/" in answer.url):
+        page.locator("#mark").click()
+    page.reload()
+    page.wait_for_selector(READY)
+    page.locator('input[name="is.marked"][value="1"]').check(force=True)
+    expect(page.locator("#count")).to_contain_text("1")
+
+
+def test_an_own_image_is_judged(page, tmp_path):
+    picture = next(pictures(tmp_path / "own", 1).iterdir())
+    page.locator("#file").set_input_files(picture)
+    expect(page.locator("#image-body")).to_contain_text(picture.name)
+    expect(page.locator(".neighbours button").first).to_be_visible()
+
+
+def test_an_export_holds_what_was_selected(page, tmp_path):
+    page.locator("#find").fill("02")
+    page.wait_for_function("() => !document.querySelector('#count').textContent.startsWith('72')")
+    count = shown(page)
+    page.locator("#export").click()
+    with page.expect_download() as download:
+        page.locator("[data-format=csv]").click()
+    path = tmp_path / "selection.csv"
+    download.value.save_as(path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == count
+    assert all("02" in row["id"] for row in rows)
+
+
+def test_two_models_side_by_side(page):
+    page.get_by_role("button", name="Compare").or_(page.locator("#layouts button", has_text="Compare")).first.click()
+    page.locator("#compare-y").select_option("other:entropy")
+    page.wait_for_function("() => /compare|other/.test(location.hash)")
+    expect(page.locator("#agreement")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_everything_in_its_width(browser: Browser, explorer: Explorer, scheme: Any):
+    context = browser.new_context(locale="en-US", viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(explorer.address)
+    page.wait_for_selector(READY)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
+def test_a_wrong_token_is_said(browser: Browser, explorer: Explorer):
+    page = browser.new_page()
+    page.goto(re.sub(r"/[^/]+/$", "/wrong/", explorer.address))
+    assert "token is wrong or missing" in page.inner_text("body")
+    page.close()
+
+
+def test_the_picture_folder_is_not_touched(explorer: Explorer):
+    assert explorer.kept is not None
+    assert Path(explorer.kept).name == "cache.explore"
