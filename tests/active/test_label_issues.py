@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dubito import Table, find_label_issues
-from dubito.active.label_issues import _fit_noise, _Noise, _rate
+from dubito.active.label_issues import _default_count, _fit_noise, _Noise, _rate
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 
 
@@ -79,6 +79,14 @@ def test_a_weak_model_flags_little_and_says_so():
     assert "which these predictions cannot point out: a more accurate model would." in text
 
 
+def test_by_default_a_list_ends_at_a_tenth_or_where_two_thirds_of_it_are_wrong():
+    # Of the first one, two, three and four, wrong by estimate: 1, 1.9 / 2 = 0.95, 2.1 / 3 = 0.7 and 2.2 / 4 = 0.55.
+    assert _default_count(np.array([1.0, 0.9, 0.2, 0.1])) == 3
+    # 5.1 / 6 and 5.19 / 7 = 0.74 are more than two thirds, but 0.09 is less than a tenth.
+    assert _default_count(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 0.09])) == 6
+    assert _default_count(np.array([0.6, 0.5])) == _default_count(np.array([])) == 0
+
+
 def test_clean_labels_are_left_alone():
     table, _ = planted(4000, wrong=0.0)
     result = find_label_issues(table)
@@ -142,7 +150,7 @@ def test_the_rate_is_that_of_counts():
 def test_one_class_has_no_issues():
     result = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), folds=2)
     assert len(result) == 0
-    assert str(result).splitlines()[0] == "table in memory: 0 labels are likely wrong, of 4 images"
+    assert str(result).splitlines()[0] == "table in memory: 0 labels may be wrong, of 4 images"
 
 
 def test_json_csv_and_class_names(tmp_path):

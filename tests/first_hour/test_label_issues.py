@@ -15,8 +15,8 @@ def test_most_planted_labels_are_found_and_few_others() -> None:
     noisy[wrong] = (noisy[wrong] + torch.randint(1, 10, (300,), generator=draw)) % 10
     issues = dubito.find_label_issues(dubito.Table(logit=logit, feature=logit, label=noisy))
     hit = np.isin(issues.rows, wrong.numpy())
-    assert hit.mean() > 0.97
-    assert hit.sum() > 0.95 * 300
+    assert hit.mean() > 0.93
+    assert hit.sum() > 0.98 * 300
     assert abs((1 - hit.mean()) - issues.expected_right) < 0.05
     agree, expect, *_ = issues.findings()
     assert agree.startswith("The model's predictions agree with 9")

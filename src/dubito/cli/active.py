@@ -1,4 +1,4 @@
-"""`dubito acquire` and `dubito label-issues`: which images to label next, and which labels are likely wrong."""
+"""`dubito acquire` and `dubito label-issues`: which images to label next, and which labels may be wrong."""
 
 from itertools import chain
 from pathlib import Path
@@ -61,7 +61,12 @@ def label_issues(
     cache: options.Cache,
     *,
     to: options.Csv = None,
-    least: Annotated[float, option("The smallest probability of a wrong label to report.", "P")] = 0.5,
+    least: Annotated[
+        float | None,
+        option(
+            "The smallest probability to report. [default: 0.1, or more, so that two thirds are wrong by estimate]", "P"
+        ),
+    ] = None,
     cross_validate: Annotated[
         bool | None,
         Option(
@@ -72,7 +77,7 @@ def label_issues(
         ),
     ] = None,
 ) -> None:
-    """Find labels of a CACHE that are likely wrong, each with its probability.
+    """Find labels of a CACHE that may well be wrong, each with its probability.
 
     Labels that the model contradicts more firmly than its own errors explain.
     """
