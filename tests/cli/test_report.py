@@ -96,7 +96,7 @@ def test_a_report_with_labels_and_other_caches(run: Run, labelled: Path, cache: 
     assert page.count("wrong: ") >= COUNT // 3
     for key in ("scores", "calibration", "risk", "histograms"):
         assert f'<section class="part" id="{key}"' in page
-    again = f"dubito report {labelled} --ood {cache} --learn-from {cache} --to {tmp_path / 'r.html'}"
+    again = f"dubito report {labelled} --ood {cache} --learn-from {cache} --most 12 --to {tmp_path / 'r.html'}"
     assert f"dubito extract {MODEL} IMAGES --to {labelled}\n{again}" in page
     # The same caches by options.
     options = ("--ood", cache, "--learn-from", cache)
@@ -108,7 +108,9 @@ def test_a_report_of_a_model_has_the_corruption_curve(run: Run, images: Path, we
     options = ("--weights", weights, "--workers", 0, "--corrupted", 2)
     answer = run("report", MODEL, images, "--to", tmp_path / "r.html", *options)
     assert answer.code == 0, answer.err
-    assert "Measured on 2 of the images" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "Measured on 2 of the images" in page
+    assert f"dubito report {MODEL} {images} --workers 0 --weights {weights} --corrupted 2" in page
     assert run("report", MODEL, images, "--to", tmp_path / "r.html", *options[:-1], 0).code == 0
     assert "The model and its images would add this section" in (tmp_path / "r.html").read_text()
 

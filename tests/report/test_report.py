@@ -164,6 +164,11 @@ def test_confident_mistakes_beyond_the_probabilities_are_a_worry():
     )
 
 
+def test_where_nothing_could_be_examined_nothing_is_called_good():
+    worries = summary(model_report(Table(logit=torch.eye(3))))[3]
+    assert (worries.short, worries.tone) == ("not known", "fair")
+
+
 def test_out_of_distribution_images_that_look_certain_are_a_worry(report):
     noise = report.tables["out-of-distribution: noise"]
     confident = float((noise.logit.softmax(1).amax(1) >= 0.9).double().mean())

@@ -3,10 +3,10 @@
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
@@ -52,7 +52,7 @@ def report(
     cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
     corrupted: Annotated[
         int, option("Images that MODEL sees corrupted, for the corruption curve; 0 for none.", "N", min=0)
-    ] = 48,
+    ] = 32,
     top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
     most: Annotated[int, option("Images in each gallery of the page, about 15 KB each.", "N", min=1)] = 12,
     reading: Reading,
@@ -85,7 +85,13 @@ def report(
         made = dubito.report.model_report(
             table, images, ood=sets, train=learned, guard=chosen, model=model, corrupted=corrupted, gallery=most
         )
-        result = replace(made, how=_calls(table, places, images, cache, others, train, guard, to))
+        given = (
+            {"--ood": others, "--learn-from": train, "--guard": guard, "--cache": cache}
+            | _changed(reading)
+            | _changed(load)
+        )
+        given |= {"--images": images} if model is None else {"--corrupted": corrupted}
+        result = replace(made, how=_calls(table, places, images, cache, given | {"--most": most, "--to": to}))
         written = {"page": result.to_html(to), "csv": result.to_csv(to.with_suffix(".csv"))}
     screen.show(result.limited(top), _address(to), written=written)
 
@@ -194,33 +200,41 @@ def _predicted(
 
 
 def _calls(
-    table: "dubito.Table",
-    places: Sequence[str],
-    images: str | None,
-    cache: Path | None,
-    ood: Sequence[Path],
-    train: Path | None,
-    guard: Path | None,
-    to: Path,
+    table: "dubito.Table", places: Sequence[str], images: str | None, cache: Path | None, given: Mapping[str, object]
 ) -> dict[str, str]:
-    """By what a report may lack, the command that adds it; and the commands that make this one."""
+    """By what a report may lack, the command that adds it; and the commands that make this one.
+
+    Args:
+        table: What the report is about.
+        places: The arguments.
+        images: The images, if they are known.
+        cache: Where the model's outputs are kept, if they are.
+        given: The options; those without a value are left out.
+    """
     from_cache = options.is_cache(places[0])
     kept = places[0] if from_cache else str(cache or "CACHE")
-    model = places[0] if not from_cache else (table.provenance and table.provenance.model) or "MODEL"
-    extract = ["dubito", "extract", model, images or "IMAGES", "--to", kept]
-    flags = {"--learn-from": train, "--guard": guard, "--images": images if from_cache else None, "--cache": cache}
-    options_given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
-    others = [text for one in ood for text in ("--ood", str(one))]
-    again = ["dubito", "report", *(places[:1] if from_cache else places), *others, *options_given, "--to", str(to)]
+    model = (table.provenance and table.provenance.model if from_cache else places[0]) or "MODEL"
+    extract = shlex.join(["dubito", "extract", model, images or "IMAGES", "--to", kept])
+    again = ["dubito", "report", *(places[:1] if from_cache else places)]
+    for flag, value in given.items():
+        several = value if isinstance(value, list) else [value]
+        again += [text for one in several if one is not None for text in (flag, str(one))]
+    quoted = shlex.quote(kept)
     return {
-        "label": f"dubito label {shlex.quote(kept)} labels.csv",
-        "ood": f"dubito report {shlex.quote(kept)} OOD_CACHE",
-        "feature": shlex.join(extract),
-        "images": f"dubito report {shlex.quote(kept)} --images IMAGES",
-        "train": f"dubito report {shlex.quote(kept)} --learn-from CACHE",
-        "model": f"dubito report {shlex.quote(model)} {shlex.quote(images or 'IMAGES')}",
-        "reproduce": "\n".join([*([shlex.join(extract)] if from_cache else []), shlex.join(again)]),
+        "label": f"dubito label {quoted} labels.csv",
+        "ood": f"dubito report {quoted} OOD_CACHE",
+        "feature": extract,
+        "images": f"dubito report {quoted} --images IMAGES",
+        "train": f"dubito report {quoted} --learn-from CACHE",
+        "model": shlex.join(["dubito", "report", model, images or "IMAGES"]),
+        "reproduce": "\n".join([*([extract] if from_cache else []), shlex.join(again)]),
     }
+
+
+def _changed(group: Any) -> dict[str, object]:
+    """Of a group of options, those that are not as by default."""
+    named = {f"--{one.name.replace('_', '-')}": (getattr(group, one.name), one.default) for one in fields(group)}
+    return {flag: "none" if value is None else value for flag, (value, default) in named.items() if value != default}
 
 
 def _address(page: Path) -> str:

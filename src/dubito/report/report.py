@@ -147,7 +147,7 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
     train: Table | None = None,
     guard: Guard | None = None,
     model: Classifier | None = None,
-    corrupted: int = 48,
+    corrupted: int = 32,
     gallery: int = 12,
     confidence: float = 0.95,
     seed: int = 0,
@@ -173,7 +173,7 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
     """
     check_rows(table, by=_BY)
     table.require("logit", by=_BY)
-    check_number(corrupted, "[0, inf)", by=_BY, what="corrupted", whole=True, hint="48 are usual; 0 for no curve.")
+    check_number(corrupted, "[0, inf)", by=_BY, what="corrupted", whole=True, hint="32 are usual; 0 for no curve.")
     check_number(gallery, "[1, inf)", by=_BY, what="gallery", whole=True, hint="12 are usual.")
     sets = _ood_tables(ood)
     check_same_model(table, {**{f"ood '{name}'": one for name, one in sets.items()}, "train": train}, by=_BY)

@@ -264,7 +264,14 @@ def _labels(table: Table) -> str:
 def _settings(settings: object) -> str:
     if not isinstance(settings, dict):
         return str(settings)
-    return ", ".join(f"{key} {value}" for key, value in settings.items()) or "defaults"
+    return ", ".join(f"{key} {_short(value)}" for key, value in settings.items()) or "defaults"
+
+
+def _short(value: object) -> str:
+    """A setting, numbers to four digits."""
+    if isinstance(value, list | tuple):
+        return "/".join(map(_short, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _versions() -> dict[str, str]:

@@ -177,8 +177,11 @@ def _worries(report: ModelReport) -> Answer:
     kinds = (_confident_mistakes, _confident_ood, _label_issues, _miscalibration, _undecodable)
     found, question = [sentence for kind in kinds for sentence in kind(report)], "What should worry you?"
     if not found:
-        nothing = "Nothing stands out in what could be examined; the sections below say what could not."
-        return Answer(question, "nothing stands out", (nothing,), "good")
+        if report.evaluation is None and not report.confident_ood:
+            return Answer(
+                question, "not known", ("Without labels or out-of-distribution images, mistakes stay hidden.",)
+            )
+        return Answer(question, "nothing stands out", ("Nothing stands out in what could be examined.",), "good")
     number = f"{len(found)} things" if len(found) > 1 else "1 thing"
     return Answer(question, number, tuple(found), "bad")
 
