@@ -70,6 +70,7 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/head_training.py
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/threads.py
 	$(BIN)/python benchmarks/explore.py
 	$(if $(DATA),$(BIN)/python benchmarks/gradient.py --data $(DATA))
 	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
