@@ -147,8 +147,11 @@ def test_a_planted_label_issue_is_in_its_gallery():
     report = model_report(Table(logit=logit, label=label, classes=["ant, emmet", "bee"]))
     shown = section(report.to_html(), "issues")
     assert re.findall(r'<p class="caption"><span>(\d+)</span>', shown) == ["38"]
-    assert "labelled bee; likelier ant" in shown
-    assert "Label issues: one label is likely wrong" in report.facts()["What should worry you?"]
+    assert "labelled bee; the likeliest other class is ant" in shown
+    assert (
+        "Label issues: one label may well be wrong; by estimate, about 1 is."
+        in report.facts()["What should worry you?"]
+    )
 
 
 def test_confident_mistakes_beyond_the_probabilities_are_a_worry():

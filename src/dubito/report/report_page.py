@@ -190,21 +190,19 @@ def _issues(report: ModelReport) -> Section:
     if issues is None:
         return _lacking(report, "issues", title)
     if not len(issues):
-        return Section(
-            "issues", title, "", [], "No label is more likely wrong than right, as far as the model can tell."
-        )
+        return Section("issues", title, "", [], "No label looks wrong, as far as these predictions can tell.")
     by_id = {image.id: image for image in report.trust.images}
     shown = issues.records()[: report.gallery]
     made = []
     for record, card in zip(shown, _made(report, [by_id[record["id"]] for record in shown]), strict=True):
         label, suggested = (issues.cell(key, record[key]) for key in ("label", "suggested"))
-        reason = f"labelled {label}; likelier {suggested}"
+        reason = f"labelled {label}; the likeliest other class is {suggested}"
         verdict = f"{percent(record['probability'])} wrong"
         made.append(replace(card, mark=f"label: {label}", verdict=verdict, reason=reason, tone="bad"))
     return Section(
         "issues",
         title,
-        f"Of {_count(issues.images, 'label')}, {len(issues):,} are likely wrong; the most probable come first.",
+        f"Of {_count(issues.images, 'label')}, {len(issues):,} may well be wrong; the most probable come first.",
         [("cards", [render_card(card) for card in made]), ("words", issues.findings())],
     )
 

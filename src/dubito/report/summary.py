@@ -225,9 +225,9 @@ def _confident_ood(report: ModelReport) -> Iterator[str]:
 def _label_issues(report: ModelReport) -> Iterator[str]:
     if report.issues is not None and len(report.issues):
         count = len(report.issues)
-        labels = f"{count:,} of {report.issues.images:,} labels are" if count > 1 else "one label is"
-        right = round(report.issues.expected_right * count)
-        yield f"Label issues: {labels} likely wrong; expect about {right:,} of them to be right after all."
+        labels = "one label" if count == 1 else f"{count:,} of {report.issues.images:,} labels"
+        wrong = round((1 - report.issues.expected_right) * count)
+        yield f"Label issues: {labels} may well be wrong; by estimate, about {wrong:,} {'is' if wrong == 1 else 'are'}."
 
 
 def _undecodable(report: ModelReport) -> Iterator[str]:
