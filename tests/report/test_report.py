@@ -15,7 +15,7 @@ import dubito
 from dubito import Table
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.explain import structure
-from dubito.report import model_report
+from dubito.report import model_report, parts
 from dubito.report import report as module
 from dubito.report.summary import summary
 
@@ -216,6 +216,14 @@ def test_labels_of_other_classes_give_no_accuracy():
     assert (report.evaluation, report.acceptance, report.missing["calibration"].need) == (None, None, "label")
     assert report.issues.cross_validated  # by classifiers on the features
     assert "labels of other classes" in report.to_html()
+
+
+def test_classifiers_that_would_take_long_are_left_to_their_own_command(monkeypatch):
+    monkeypatch.setattr(parts, "_MOST_TO_CLASSIFY", 80 * D * C - 1)
+    report = model_report(table(80, label_space="own"))
+    assert report.issues is None
+    assert "<code>dubito.find_label_issues(table)</code>" in section(report.to_html(), "issues")
+    assert model_report(table(80)).issues is not None  # labels of the model's classes take none
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])

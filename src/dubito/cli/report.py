@@ -224,6 +224,7 @@ def _calls(
         "label": f"dubito label {quoted} labels.csv",
         "ood": f"dubito report {quoted} OOD_CACHE",
         "feature": extract,
+        "issues": f"dubito label-issues {quoted}",
         "images": f"dubito report {quoted} --images IMAGES",
         "train": f"dubito report {quoted} --learn-from CACHE",
         "model": shlex.join(["dubito", "report", model, images or "IMAGES"]),

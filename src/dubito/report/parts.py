@@ -36,6 +36,8 @@ RISKS = (0.01, 0.05, 0.1)
 _BY = "model_report"
 _FEWEST = 10
 """Images that it takes to fit a guard at all."""
+_MOST_TO_CLASSIFY = 1.5e8
+"""Images times features times classes up to which classifiers on the features take about twenty seconds."""
 _OF_MODEL = ("accuracy", "nll", "brier", "ece")
 _SEVERITIES = (0, 1, 3, 5)
 _LAYER_BATCHES = 10
@@ -190,11 +192,14 @@ class Parts:
         )
 
     def issues(self) -> LabelIssues | None:
-        """Labels that are likely wrong; also those of another set of classes, by classifiers on the features."""
-        possible = "label" in self.table and (has_model_labels(self.table) or "feature" in self.table)
-        return self.attempt(
-            "issues", None if possible else "label", lambda: find_label_issues(self.table, seed=self.seed)
-        )
+        """Labels that may be wrong; those of other classes by classifiers on the features, where these are quick."""
+        lacks = "label"
+        if has_model_labels(self.table):
+            lacks = ""
+        elif "label" in self.table and "feature" in self.table:
+            rows, width = self.table.shape("feature")
+            lacks = "issues" if rows * width * len(torch.unique(self.table.label)) > _MOST_TO_CLASSIFY else ""
+        return self.attempt("issues", lacks or None, lambda: find_label_issues(self.table, seed=self.seed))
 
     def diagnosis(self) -> Diagnosis | None:
         """Why confidence does not separate OOD images; by a density that is fitted within seconds."""

@@ -44,6 +44,7 @@ PYTHON = {
     "label": "dubito.cache.label_cache(folder, labels)",
     "ood": "dubito.report.model_report(table, ood={'other': other})",
     "feature": "dubito.extract(model, images, to=folder)",
+    "issues": "dubito.find_label_issues(table)",
     "images": "dubito.report.model_report(table, images)",
     "model": "dubito.report.model_report(table, images, model=model)",
     "train": "dubito.report.model_report(table, train=train)",

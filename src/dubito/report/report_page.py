@@ -27,6 +27,7 @@ _NEEDS = {
     "ood": "Out-of-distribution images",
     "feature": "Features",
     "images": "The images themselves",
+    "issues": "Classifiers on the features, which take long here,",
     "model": "The model and its images",
 }
 """By key of `ModelReport.how`: what it is."""
