@@ -8,6 +8,8 @@ BROWSER := .venv/.browser
 # Warnings of pip's own code, or of running as root, would only alarm: it changes .venv alone.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action ignore
 export PYTHONWARNINGS ?= default
+# Some virtual machines announce AMX and kill a process that uses it, as torch does in bfloat16.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # Material for MkDocs announces its successor at every build; this is its own switch for that.
 export NO_MKDOCS_2_WARNING ?= 1
 
