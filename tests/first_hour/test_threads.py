@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import random
+import signal
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -173,6 +175,18 @@ def test_many_threads_add_without_ids():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def exit_code(child: int, seconds: float = 300) -> int:
+    """Of a child, which is killed after a while: a deadlock fails the test and does not hang it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def test_a_fork_in_the_middle_of_passes(guard, model, pictures):
     """Children start while other threads are in a pass, in which the module is not what it was."""
     expected = [guard(one).to_json() for one in pictures[:4]]
@@ -188,7 +202,7 @@ def test_a_fork_in_the_middle_of_passes(guard, model, pictures):
             faiss.omp_set_num_threads(1)
             same = [guard(one).to_json() for one in pictures[:4]] == expected
             os._exit(0 if same and model.module.training and float(model.module.calls) == 0 else 1)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        codes.append(exit_code(child))
     stop.set()
     for thread in busy:
         thread.join()
