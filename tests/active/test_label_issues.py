@@ -195,3 +195,15 @@ def test_what_cannot_be_judged_is_refused():
     for rows in ([], [0]):
         with pytest.raises(TableError, match=f"find_label_issues: table needs at least 2 rows; .* has {len(rows)}"):
             find_label_issues(table.rows(rows))
+
+
+@pytest.mark.parametrize(("classes", "n", "signal"), [(3, 300, 1.0), (2, 3000, 0.2), (10, 3000, 0.0), (10, 3000, 1.0)])
+def test_what_errors_of_a_weak_model_explain_is_not_called_wrong(classes, n, signal):
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randint(classes, (n,), generator=draw)
+    logit = signal * torch.eye(classes)[truth] + 1.5 * torch.randn(n, classes, generator=draw)
+    wrong = torch.rand(n, generator=draw) < 0.05
+    label = torch.where(wrong, (truth + 1) % classes, truth)
+    issues = find_label_issues(Table(logit=logit, label=label))
+    assert len(issues) == 0 or float(wrong[issues.rows].float().mean()) > 0.5
+    assert any("explain whatever disagrees" in one or "cannot point out" in one for one in issues.findings())

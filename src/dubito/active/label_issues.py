@@ -22,7 +22,7 @@ Confident learning (Northcutt et al. 2021, 1911.00068) counts disagreements abov
 has no probabilities; the mixture of a calibrated model and noise is ours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -47,6 +47,8 @@ _TOLERANCE = 0.03
 """Of the logarithm of the temperature."""
 _STEPS = 50
 _MEMORISED = 0.995
+_WEAK, _SHOWN = 0.8, 5.41
+"""Of predictions that agree with fewer labels, a likelihood ratio must show that some are wrong (confidence 99.9 %)."""
 _LEAST, _WRONG = 0.1, 2 / 3
 """By default: the smallest probability that is reported, and the share of the list that must be wrong by estimate."""
 
@@ -175,6 +177,11 @@ class LabelIssues(Result):
                 f"About {hidden:.0f} more labels are wrong by estimate, which these predictions cannot point out: "
                 f"a more accurate model would."
             )
+        if self.wrong_labels == 0 and accuracy < _WEAK:
+            sentences.append(
+                "Errors of these predictions explain whatever disagrees: no label is shown to be wrong. A more "
+                "accurate model may find some."
+            )
         if not self.cross_validated and accuracy >= _MEMORISED:
             sentences.append(
                 "If the model was trained on these labels, it has learned the wrong ones, too, and finds few of them: "
@@ -242,9 +249,21 @@ def _fit_noise(table: Table, label: Int64[np.ndarray, "n"]) -> _Noise:
         rate = _rate(q, classes)
         return -float(np.log(q + rate * ((1 - q) / (classes - 1) - q)).mean())
 
-    bounds = np.log(_TEMPERATURES)
-    best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": _TOLERANCE}).x)
+    def without_noise(log_temperature: float) -> float:
+        return -float(np.log(own(log_temperature)).mean())
+
+    best, least = _minimum(loss)
+    if float((of_label == 0).mean()) < _WEAK:  # errors of a weak model may explain whatever disagrees
+        plain, largest = _minimum(without_noise)
+        if len(rows) * (min(largest, np.log(classes)) - least) < _SHOWN:  # or predictions that say nothing at all
+            return _Noise(float(np.exp(plain)), 0.0, classes)
     return _Noise(float(np.exp(best)), _rate(own(best), classes), classes)
+
+
+def _minimum(loss: Callable[[float], float]) -> tuple[float, float]:
+    """The logarithm of the best temperature, and the loss there."""
+    found = minimize_scalar(loss, bounds=np.log(_TEMPERATURES), method="bounded", options={"xatol": _TOLERANCE})
+    return float(found.x), float(found.fun)
 
 
 def _rate(q: Float64[np.ndarray, "n"], classes: int) -> float:
