@@ -106,7 +106,7 @@ class Collection:
                 f"{', '.join(found.unfitted)} learn from other in-distribution images: open the explorer with "
                 f"learn_from to see them."
             )
-        self._given = {name: one for name, one in (scores or {}).items() if not isinstance(one, Score)}
+        self._own_values = {name: one for name, one in (scores or {}).items() if not isinstance(one, Score)}
         self.scores |= {name: one for name, one in (scores or {}).items() if isinstance(one, Score)}
         self.columns = {one.name: one for one in self._columns()}
 
@@ -122,7 +122,7 @@ class Collection:
     def first_score(self) -> str | None:
         """The score that orders images at first: the guard's, or one of softmax."""
         scores = [one.name for one in self.columns.values() if one.kind == "score"]
-        return next((name for name in (*self._given, GUARD, *_FIRST) if name in scores), next(iter(scores), None))
+        return next((name for name in (*self._own_values, GUARD, *_FIRST) if name in scores), next(iter(scores), None))
 
     def values(self, name: str) -> Shaped[np.ndarray, "n"]:
         """All rows of a column; computed once."""
@@ -217,7 +217,7 @@ class Collection:
             yield ShownColumn("accepted", "accepted", "flag", accepted, about="Whether the guard accepts it.")
             about = "What the guard compares with its threshold."
             yield ShownColumn(GUARD, "guard", "score", compared, about=about)
-        for name, values in self._given.items():
+        for name, values in self._own_values.items():
             yield ShownColumn(name, _title(name), "score", partial(self._array, name, values))
         for name, score in self.scores.items():
             about = SCORE_MEANINGS.get(name, f"{_title(score.name).capitalize()}: {score.kind} uncertainty.")
