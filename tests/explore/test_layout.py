@@ -77,3 +77,13 @@ def test_few_rows_and_no_features():
     without.start("tsne")
     assert {one["state"] for one in without.describe()} == {"failed"}
     assert "no features" in without.describe()[0]["words"]
+
+
+def test_a_layout_that_is_under_way_ends_with_its_explorer():
+    layouts = Layouts(Collection(clusters(3000)), None)
+    layouts.start("tsne")
+    layouts.close()
+    while layouts.runs["tsne"].state == "running":
+        time.sleep(0.05)
+    assert layouts.runs["tsne"].state == "none"
+    assert layouts.points("tsne") is None

@@ -133,6 +133,16 @@ def test_statistics_that_larger_batches_update_are_put_back(how):
     assert state(module) == before
 
 
+def test_statistics_of_training_between_two_passes_stay():
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    model = dubito.wrap(module)
+    model.features(torch.randn(8, 6))
+    module.train()(torch.randn(20, 6) * 5)
+    after = state(module.eval())
+    model.features(torch.randn(8, 6))
+    assert state(module) == after
+
+
 class Random(nn.Module):
     """Draws in its forward pass, also in eval mode."""
 

@@ -135,6 +135,7 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
         if place is not None:
             stack.enter_context(locked(place))
         layouts = Layouts(collection, place)
+        stack.callback(layouts.close)
         inspector = Inspector(collection, layouts, Notes(place), model)
         listening, token = _listen(place, host, port)
         stack.callback(listening.close)

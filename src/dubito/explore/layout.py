@@ -10,6 +10,7 @@ and the page says so. A new image is placed in the same way.
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final, get_args
 
@@ -62,7 +63,7 @@ class Layouts:
     def __init__(self, collection: Collection, folder: Path | None, *, seed: int = 0) -> None:
         self.collection, self.folder, self.seed = collection, folder, seed
         self.runs = {name: _Run() for name in TITLES}
-        self._lock = Lock()
+        self._lock, self._closed = Lock(), threading.Event()
         self._basis: tuple[Components, Int64[np.ndarray, "m"], Any] | None = None
         if "feature" not in collection.table:
             words = f"{collection.table.name} has no features, so images cannot be placed by what they show."
@@ -94,7 +95,12 @@ class Layouts:
             if run.state in ("running", "ready") or "feature" not in self.collection.table:
                 return
             run.state, run.progress, run.words = "running", 0.0, ""
-        threading.Thread(target=self._compute, args=(name, run), daemon=True).start()
+        # Not a daemon: Python aborts where it ends while such a thread is in the native code of a layout.
+        threading.Thread(target=self._compute, args=(name, run)).start()
+
+    def close(self) -> None:
+        """Stop layouts that are being computed, at their next report of progress."""
+        self._closed.set()
 
     def place(self, features: Float32[torch.Tensor, "1 d"]) -> dict[str, list[float]]:
         """Where a new image lies in every layout that is ready."""
@@ -109,7 +115,7 @@ class Layouts:
             if points is None:
                 components, sample, index = self._sampled()
                 x = components.project(self._rows(sample).feature)
-                laid_out = lay_out(x, name, seed=self.seed, progress=lambda done: setattr(run, "progress", done))
+                laid_out = lay_out(x, name, seed=self.seed, progress=partial(self._report, run))
                 points = _unit(self._with_others(components, sample, index, laid_out))
                 self._save(name, points)
             if self._drawn:
@@ -120,6 +126,13 @@ class Layouts:
             run.points, run.progress, run.state = points, 1.0, "ready"
         except DubitoError as error:
             run.state, run.words = "failed", str(error)
+        except InterruptedError:
+            run.state = "none"
+
+    def _report(self, run: _Run, done: float) -> None:
+        if self._closed.is_set() or not threading.main_thread().is_alive():
+            raise InterruptedError
+        run.progress = done
 
     @property
     def _drawn(self) -> bool:

@@ -11,7 +11,8 @@ tensors always have one; of the large ones, those that the module writes into in
 tensor is compared with its copy. A large one that is written into for the first time later on cannot be restored: that
 raises ModelError. What is written through `.data`, and statistics that batch normalisation updates, escape version
 counters: they are restored where the first pass writes them, too, and statistics (short buffers) always, as they are
-compared with their copies after every pass. Buffers that a pass adds, such as tables that are computed once, stay.
+compared with their copies before every pass, because somebody may have trained the module, and after it. Buffers that a
+pass adds, such as tables that are computed once, stay.
 
 Few modules draw random numbers in eval mode. One pass that leaves a random generator alone shows that a module does not
 use it: from then on, until the module is changed, its state is not restored any more, because who draws is another
@@ -35,7 +36,7 @@ from dubito.threads import GENERATORS, RandomStates, one_at_a_time
 _SMALL, _SMALL_BUFFER = 2**16, 2**22
 """Numbers of a parameter and of a buffer that always have a copy: norms, biases, statistics, tables of positions."""
 _SHORT = 2**13
-"""Numbers of a buffer that is compared with its copy after every pass, in microseconds."""
+"""Numbers of a buffer that is compared with its copy before and after every pass, in microseconds."""
 _SAMPLED = 16
 _revisions = count()
 
@@ -114,20 +115,31 @@ class _Kept:
     first: bool
     written: bool = False
 
+    def differs(self, tensor: Tensor) -> bool:
+        """Whether the tensor has other numbers than the copy."""
+        if self.before is None or tensor.is_meta:
+            return False
+        kinds = [(one.shape, one.dtype, one.device) for one in (tensor, self.before)]
+        if kinds[0] != kinds[1]:
+            return True
+        if torch.equal(tensor, self.before):
+            return False
+        return not (tensor.is_floating_point() and torch.allclose(tensor, self.before, 0, 0, equal_nan=True))
+
     def restore(self, tensor: Tensor) -> bool:
         """Put back memory and numbers; False where there is no copy of these."""
         if tensor.data_ptr() != self.address:
             tensor.data = self.memory
-        moved = tensor._version != self.version
-        if self.first and self.before is not None:
-            self.written = moved or not (tensor.is_meta or torch.equal(tensor, self.before))
-            self.before = self.before if self.written or _is_small(tensor) else None
+        moved, differs = tensor._version != self.version, self.differs(tensor)
+        self.written = self.written or moved or differs
+        if self.first and not self.written and not _is_small(tensor):
+            self.before = None
         self.first = False
-        if not moved and not self.written:
+        if not moved and not differs:
             return True
         known = self.before is not None
         if self.before is None:
-            self.written, self.before = True, _copy(tensor)
+            self.before = _copy(tensor)
         else:
             tensor.copy_(self.before)
         self.version = tensor._version
@@ -142,14 +154,13 @@ class _Slot(NamedTuple):
     tensor: Tensor | None
     kept: _Kept | None
 
-    def find_update(self) -> bool:
-        """Whether a pass has written into a short buffer, which its version counter need not show."""
+    def is_written(self) -> bool:
+        """Whether a short buffer, or a tensor that passes write into, has other numbers than its copy."""
         tensor, kept = self.tensor, self.kept
-        if tensor is None or kept is None or kept.before is None or isinstance(tensor, nn.Parameter):
+        if tensor is None or kept is None:
             return False
-        if not tensor.is_meta and tensor.numel() <= _SHORT and not torch.equal(tensor, kept.before):
-            kept.written = True
-        return kept.written
+        short = not isinstance(tensor, nn.Parameter) and tensor.numel() <= _SHORT
+        return (short or kept.written) and kept.differs(tensor)
 
     def is_updated_buffer(self) -> bool:
         """Of a slot that has changed: whether it holds the same buffer in the same memory, with other numbers."""
@@ -189,7 +200,10 @@ class _State:
 
     def refresh(self, parts: list[nn.Module]) -> None:
         """Take note of what has changed since the pass before."""
-        now, changed = [ref(part) for part in parts], _changed(self.slots)
+        now, written = [ref(part) for part in parts], [slot for slot in self.slots if slot.is_written()]
+        changed = [*_changed(self.slots), *written]
+        for slot in written:
+            slot.kept.version = -1  # type: ignore[union-attr]
         rebuilt = now != self.parts or len(self.slots) != _count(parts)
         if rebuilt or changed:
             self.parts, self.revision = now, next(_revisions)
@@ -200,7 +214,7 @@ class _State:
     def restore(self, slots: list[_Slot], parts: list[nn.Module]) -> list[Tensor]:
         """Put back what a pass has changed; returns the tensors whose numbers are lost."""
         lost, added = [], len(slots) != _count(parts)
-        unseen = [slot for slot in slots if slot.kept and (slot.kept.first or slot.kept.written or slot.find_update())]
+        unseen = [slot for slot in slots if slot.kept and (slot.kept.first or slot.is_written())]
         for owner, name, tensor, kept in [*_changed(slots), *unseen]:
             added = added or tensor is None
             if tensor is not None:
