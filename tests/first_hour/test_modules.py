@@ -104,6 +104,9 @@ class Head(nn.Module):
 HEADS = {
     "cosine": lambda m, z: m.scale.exp() * F.linear(F.normalize(z), F.normalize(m.weight)),
     "cosine_product": lambda m, z: F.normalize(z) @ F.normalize(m.weight).T / 0.07,
+    "cosine_similarity": lambda m, z: 16 * F.cosine_similarity(z[:, None], m.weight, dim=-1),
+    "cosine_of_classes_first": lambda m, z: F.cosine_similarity(m.weight.T[None], z[:, :, None]) / 0.07,
+    "cosine_module": lambda m, z: nn.CosineSimilarity(2)(z[:, None], m.weight[None].expand(len(z), -1, -1)) * m.scale,
     "product": lambda m, z: z @ m.weight.T,
     "product_with_bias": lambda m, z: torch.matmul(z, m.weight.t()) + m.bias,
     "addmm": lambda m, z: torch.addmm(m.bias, z, m.weight.T),
@@ -127,7 +130,7 @@ def test_cosine_product_and_einsum_heads_are_understood(head, n):
     assert torch.allclose(dubito.wrap(module).features(X)[:n], z, atol=1e-6)
 
 
-@pytest.mark.parametrize("head", ["cosine", "product_with_bias", "written_into"])
+@pytest.mark.parametrize("head", ["cosine", "cosine_module", "product_with_bias", "written_into"])
 def test_a_head_that_is_trained_further_is_understood_again(head):
     module = Head(HEADS[head])
     model = dubito.wrap(module)

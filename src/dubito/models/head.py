@@ -1,13 +1,13 @@
 """Find the classifying head and the feature map of a module, by watching a forward pass from outside.
 
 A TorchFunctionMode sees every torch function before it runs, so a pass can be recorded, ended early or handed other
-values at one point, while the module itself is never touched. Watched are linear layers (also as a product of matrices
-or an einsum), 1x1 convolutions, global pools and the selection of one token. Calls are numbered; a frozen model repeats
+values at one point, while the module itself is never touched. Watched are linear layers (also as a product of matrices,
+an einsum or cosine similarities), 1x1 convolutions, global pools and the selection of one token. Calls are numbered; a frozen model repeats
 their order.
 
 A head is accepted only when it reproduces the module's own output:
     linear          W z + b                        == module(x)
-    scaled          s (W z + b), s one number      == module(x)      (cosine: z and the rows of W at length one)
+    scaled          s (W z + b), s one number      == module(x)      (cosine: z and the rows of W have length one)
     several linear  mean_j (W_j z_j + b_j)         == module(x)      (distilled: z = [z_1 .. z_j])
     convolution     mean_t f(W z_t + b)            == module(x)      (SqueezeNet: 1x1 convolution, ReLU, pool)
 A non-linear f is kept exact and the head linear by lifting the feature: f(a) = a + r with r = f(a) - a, so
@@ -35,8 +35,8 @@ Role = Literal["linear", "conv", "pool", "token"]
 
 _LINEAR = {F.linear}
 _MATMUL = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
-_PRODUCT = _MATMUL | {torch.addmm, Tensor.addmm, torch.einsum}
-"""What a linear layer may be written as: z W, b + z W, einsum("nd,cd->nc", z, W)."""
+_PRODUCT = _MATMUL | {torch.addmm, Tensor.addmm, torch.einsum, torch.cosine_similarity}
+"""What a linear layer may be written as: z W, b + z W, einsum("nd,cd->nc", z, W), cosine_similarity(z[:, None], W)."""
 _CONV = {F.conv2d, torch.conv2d}
 _POOL = {F.adaptive_avg_pool2d, F.avg_pool2d}
 _MEAN = {torch.mean, Tensor.mean}
@@ -171,6 +171,8 @@ def _linear_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if func in _LINEAR:
         bound = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         return bound["input"], bound["weight"], bound.get("bias")
+    if func is torch.cosine_similarity:
+        return _cosine_operands(*args, **kwargs)
     if func not in _PRODUCT or kwargs:
         return None
     equation, *operands = args if func is torch.einsum else ("", *args)
@@ -196,6 +198,21 @@ def _einsum_operands(equation: str, operands: list[Tensor]) -> tuple[Tensor, Ten
         if len(summed) == 1 and set(of_z) == {result[0], *summed} and set(of_weight) == {result[1], *summed}:
             return z if of_z[0] == result[0] else z.T, weight if of_weight[0] == result[1] else weight.T, None
     return None
+
+
+def _cosine_operands(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> tuple[Tensor, Tensor, None] | None:
+    """Input and weight, at length one, of the cosine similarities of every image with every class."""
+    if max(x1.dim(), x2.dim()) != 3:
+        return None
+    pair = [one.movedim(dim, -1) for one in torch.broadcast_tensors(x1, x2)]
+    for z, weight in itertools.permutations(pair):
+        if _is_repeated(z, 1) and _is_repeated(weight, 0):
+            return F.normalize(z[:, 0], eps=eps), F.normalize(weight[0], eps=eps), None
+    return None
+
+
+def _is_repeated(x: Tensor, axis: int) -> bool:
+    return x.stride(axis) == 0 or x.shape[axis] == 1
 
 
 def _picks_token(args: tuple[Any, ...], output: Any) -> bool:
