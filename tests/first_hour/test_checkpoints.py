@@ -180,12 +180,17 @@ def test_two_commands_lead_from_a_checkpoint_to_a_number_and_a_guard_finds_it_ag
     assert json.loads(out)["columns"]["logit"] == [60, 3]
     assert json.loads(out)["accuracy"] is not None
     assert dubito.open(cache).provenance.transform["size"] == [64, 64]
+    # A wrong input size raises no error: every command that uses a cache shows it. 160 / 0.95 = 168, times 64 / 160.
+    inputs = f"64x64 pixels, short side resized to 67 (bilinear); weights of '{weights}'"
+    assert json.loads(out)["inputs"] == inputs
     code, out, err = call("score", cache, "-s", "entropy", "--json")
     assert code == 0, err
 
     fit = ("--coverage", 0.5, "--confidence", 0.6, "-s", "max_probability", "--sets", 0)
-    code, _, err = call("guard", "fit", cache, "--to", guard, *fit)
-    assert code == 0, err
+    code, out, err = call("guard", "fit", cache, "--to", guard, *fit)
+    assert (code, f"inputs: {inputs}" in out) == (0, True), err
+    code, out, err = call("report", cache, "--to", tmp_path / "report.html")
+    assert (code, f"inputs: {inputs}" in out) == (0, True), err
     code, _, err = call("guard", "run", guard, photos / "ant", "--top", 0)
     assert code == 0, err
     assert f"weights of the model: '{weights}'" in err

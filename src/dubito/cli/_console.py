@@ -28,6 +28,7 @@ from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
 if TYPE_CHECKING:
+    from dubito.table import Provenance
     from dubito.types import Classifier
 
     Stored = dubito.Guard | dubito.SafeIndex | dubito.Table
@@ -468,6 +469,19 @@ def _recorded_weights(checkpoint: Mapping[str, str], what: str) -> str:
             f"weights need not hold for the new ones. Pass --weights with the old file, or extract and fit again."
         )
     return str(path)
+
+
+def describe_inputs(made: "Provenance | None") -> str | None:
+    """How images became inputs, and the file of the weights: a wrong input size raises no error, so it must be seen."""
+    texts, settings = [], (made and made.transform) or {}
+    if settings.get("kind") == "preprocess":
+        size, resize = settings["size"], settings["resize"]
+        way = f"short side resized to {resize}" if resize else "not resized"
+        way = "resized to {}x{}".format(*resize) if isinstance(resize, tuple | list) else way
+        texts.append(f"{size[0]}x{size[1]} pixels, {way} ({settings['interpolation']})")
+    if made and made.checkpoint:
+        texts.append(f"weights of '{made.checkpoint['path']}'")
+    return "; ".join(texts) or None
 
 
 def is_cache(place: str) -> bool:

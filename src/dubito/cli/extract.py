@@ -172,11 +172,13 @@ def _summary(
 ) -> CommandResult:
     """What is in the cache, and how fast it went."""
     images, skipped = len(table) + len(table.skipped), table.skipped
+    inputs = options.describe_inputs(table.provenance)
     accuracy, by_order = dubito.metrics.table_accuracy(table), named_by_order(table)
     size = sum((cache / name).stat().st_size for name in _files(cache))
     often = f" ({images // epochs} in {epochs} augmented epochs)" if epochs > 1 else ""
     facts = {
         "model": model,
+        **({"inputs": inputs} if inputs else {}),
         "images": f"{images}{often}" + (f", {len(skipped)} skipped" if skipped else ""),
         "columns": ", ".join(f"{one} ({' x '.join(map(str, table.shape(one)))})" for one in table.columns),
     }
@@ -186,6 +188,7 @@ def _summary(
     facts["size"] = f"{size / 1e6:.1f} MB"
     values = {
         "model": model,
+        "inputs": inputs,
         "epochs": epochs,
         "cache": str(cache),
         "images": images,

@@ -71,7 +71,8 @@ def fit(
             seed=seed,
         )
         guard.save(to)
-    screen.show(guard, written={"guard": to})
+    inputs = options.describe_inputs(guard.provenance)
+    screen.show(guard, *([f"inputs: {inputs}"] if inputs else []), written={"guard": to}, inputs=inputs)
 
 
 @command

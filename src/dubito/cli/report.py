@@ -93,7 +93,9 @@ def report(
         given |= {"--images": images} if model is None else {"--corrupted": corrupted}
         result = replace(made, how=_calls(table, places, images, cache, given | {"--most": most, "--to": to}))
         written = {"page": result.to_html(to), "csv": result.to_csv(to.with_suffix(".csv"))}
-    screen.show(result.limited(top), _address(to), written=written)
+    inputs = options.describe_inputs(table.provenance)
+    below = [*([f"inputs: {inputs}"] if inputs else []), _address(to)]
+    screen.show(result.limited(top), *below, written=written, inputs=inputs)
 
 
 @command
