@@ -127,6 +127,16 @@ def test_scores_of_features(place: Path, capsys, tmp_path: Path) -> None:
     assert (len(top), top[0]["predicted"], top[0]["probability"]) == (10, None, None)
 
 
+def test_a_head_learns_which_images_linear_classifiers_get_wrong(place: Path, capsys, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    assert run("train", place / "cache", "--to", head, "--set", "rows=2000", "--width", 16, "--held-out", 0.3) == 0
+    assert "losses of linear classifiers on its features" in " ".join(capsys.readouterr().out.split())
+    assert run("score", place / "cache", "--head", head / "seed-1", "--to", tmp_path / "u.csv") == 0
+    header, *rows = (tmp_path / "u.csv").read_text().splitlines()
+    assert header.startswith("id,label,")
+    assert len({row.split(",")[2] for row in rows}) == COUNT
+
+
 def test_label_issues_by_linear_classifiers_on_features(place: Path, capsys) -> None:
     assert run("label-issues", place / "cache") == 0
     assert "Cross-validated linear classifiers agree with" in capsys.readouterr().out
@@ -154,5 +164,6 @@ def test_the_audit_says_so_too(place: Path) -> None:
     backbone = dubito.load(MODEL, weights=place / "net.safetensors", classes=0)
     with pytest.raises(ModelError, match="has features and no logits: it has no classifying layer"):
         dubito.audit(backbone, place / "photos", workers=0, progress=False)
+    unlabelled = dubito.open(place / "cache").select("feature")
     with pytest.raises(MissingColumnError, match=r"column 'loss'; .* forward probe of a model with a clas"):
-        dubito.train(dubito.open(place / "cache"), progress=False)
+        dubito.train(unlabelled, progress=False)

@@ -87,6 +87,19 @@ def test_two_inputs_get_a_wrapper_of_two_lines():
     assert dubito.wrap(space["OneInput"](lambda z, y: y)).features(X).shape == (4, 6)
 
 
+class ByName(Net):
+    def forward(self, *, pixel_values: Tensor) -> Tensor:
+        return super().forward(pixel_values)
+
+
+def test_an_input_by_name_alone_gets_a_wrapper_of_two_lines():
+    with pytest.raises(ModelError, match=r"ByName takes its input by name only \(pixel_values\)\. Wrap") as error:
+        dubito.wrap(ByName(lambda z, y: y))
+    space = {"ByName": ByName}
+    exec("\n".join(str(error.value).splitlines()[1:]), space)  # noqa: S102 (the lines must run)
+    assert dubito.wrap(space["OneInput"](lambda z, y: y)).features(X).shape == (4, 6)
+
+
 class Head(nn.Module):
     """A head written by hand on pooled features."""
 

@@ -31,8 +31,8 @@ import torch
 from jaxtyping import Float64, Int64
 from scipy.optimize import minimize_scalar
 
-from dubito.active.linear import fit_linear, pool_scale
 from dubito.errors import TableError
+from dubito.heads.linear_probe import fit_folds, pool_scale
 from dubito.metrics import Interval, proportion
 from dubito.result import Result, cell
 from dubito.scores.softmax import check_two_classes
@@ -330,10 +330,8 @@ def _cross_validated(table: Table, label: Int64[np.ndarray, "n"], folds: int, se
     kept = np.ones(len(label), dtype=bool)
     logit = np.empty((len(label), classes), dtype=np.float32)
     for _ in range(2):
-        for one in range(folds):
-            out = fold == one
-            weights = fit_linear(x[~out & kept], label[~out & kept], np.zeros((x.shape[1], classes)), 1.0)
-            logit[out] = x[out] @ weights[:-1] + weights[-1]
+        for one, weights in enumerate(fit_folds(x[kept], label[kept], fold[kept], classes)):
+            logit[fold == one] = x[fold == one] @ weights[:-1] + weights[-1]
         # Classifiers that learn from wrong labels predict them, too: the second time, they learn without the doubtful.
         kept = logit.argmax(axis=1) == label
         if np.unique(label[kept]).size < np.unique(label).size:

@@ -1,12 +1,9 @@
 """A linear classifier on the features of labelled rows, and an ensemble of them that may disagree.
 
-    W, b = argmin  sum_i CE(W x_i + b, y_i) + strength / 2 ||W - W0||^2,     x = (z - mean) / scale
-
-mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
-stays. The problem is convex and solved by L-BFGS from W0: 0 for the classifier, and for each member a draw from the
-prior that the penalty corresponds to, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546). In
-directions that few labels leave open, members of a bootstrap would all agree, while these differ. W - W0 is a sum of
-labelled rows, so the solution is sought in their span.
+The classifier is `heads.linear_probe`'s with W0 = 0, and each member one with a draw W0 from the prior that the penalty
+corresponds to, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546). In directions that few labels
+leave open, members of a bootstrap would all agree, while these differ. W - W0 is a sum of labelled rows, so the
+solution is sought in their span.
 """
 
 from dataclasses import dataclass
@@ -15,51 +12,14 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
-from scipy.optimize import minimize
 from torch import Tensor
 
 from dubito.active.labels import require_labels
 from dubito.ensembles.head_masks import from_features
 from dubito.errors import TableError
+from dubito.heads.linear_probe import fit_linear, pool_scale
 from dubito.table import Table
-from dubito.types import finite
 from dubito.validate import check_classes, check_number
-
-_STEPS = 500
-
-
-def fit_linear(
-    x: Float64[np.ndarray, "n d"], label: Int64[np.ndarray, "n"], prior: Float64[np.ndarray, "d c"], strength: float
-) -> Float64[np.ndarray, "e c"]:
-    """Weights, the biases in the last row: (d + 1, c).
-
-    Args:
-        x: The features.
-        label: The class of every row.
-        prior: The weights that the penalty pulls to; the number of classes may exceed the largest label.
-        strength: The strength of the penalty.
-    """
-    (n, d), classes = x.shape, prior.shape[1]
-    start = np.vstack([prior, np.zeros((1, classes))])
-    target = np.eye(classes)[label]
-    wide = np.hstack([x, np.ones((n, 1))])
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = flat.reshape(d + 1, classes)
-        logit = wide @ theta
-        logit -= logit.max(axis=1, keepdims=True)
-        p = np.exp(logit)
-        total = p.sum(axis=1, keepdims=True)
-        p /= total
-        moved = theta[:d] - start[:d]
-        value = (np.log(total[:, 0]) - (logit * target).sum(axis=1)).sum() + strength / 2 * np.square(moved).sum()
-        slope = wide.T @ (p - target)
-        slope[:d] += strength * moved
-        return float(value), slope.ravel()
-
-    options = {"maxiter": _STEPS, "gtol": 1e-6 * n}
-    weights: np.ndarray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
-    return weights.reshape(d + 1, classes)
 
 
 @final
@@ -96,7 +56,7 @@ class LinearTrainer:
         classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
         hint = "Name other classes (classes=[...]), or leave column 'logit' out of the pool."
         check_classes(torch.from_numpy(label), classes, by="LinearTrainer", hint=hint)
-        mean, scale = pool_scale(table)
+        mean, scale = pool_scale(table, by="LinearTrainer")
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # The number of rows is part of the seed: members of two rounds are independent.
         rng = np.random.default_rng([self.seed, len(rows)])
@@ -150,14 +110,3 @@ class LinearHeads:
         x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
         heads = torch.from_numpy(self.heads[first:last])
         return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
-
-
-def pool_scale(table: Table, *, by: str = "LinearTrainer") -> tuple[Float64[Tensor, "d"], float]:
-    """Mean of the features, and their common scale, the root of their mean variance."""
-    total = squares = torch.zeros((), dtype=torch.float64)
-    for batch in table.batches("feature"):
-        z = finite(batch.feature.double(), f"{by}: features of {table.name}")
-        total, squares = total + z.sum(0), squares + z.square().sum(0)
-    mean = total / len(table)
-    variance = float((squares / len(table) - mean.square()).clamp(min=0).mean())
-    return mean, variance**0.5 or 1.0

@@ -95,7 +95,7 @@ def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
     All rows of one image stay together. Ids and row numbers are held in memory, features are not.
     """
     check_number(share, "(0, 1)", by="train", what="held_out", hint="0.1 holds a tenth out.")
-    image = _images(table)
+    image = images_of(table)
     images = torch.unique(image)
     count = round(share * len(images))
     if not 1 <= count < len(images):
@@ -135,11 +135,11 @@ def beside_softmax(
 
 def _one_per_image(table: Table) -> Int[Tensor, "n"]:
     """The first row of every image; of more than 10,000 images, evenly spaced ones."""
-    first = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
+    first = torch.from_numpy(np.sort(np.unique(images_of(table).numpy(), return_index=True)[1]))
     return first[:: max(1, -(-len(first) // _MOST))]
 
 
-def _images(table: Table) -> Int[Tensor, "n"]:
+def images_of(table: Table) -> Int[Tensor, "n"]:
     """Which image each row shows: rows whose ids differ only in the epoch at their end show the same one.
 
     Positions (`image_index`) start anew in each of several joined tables, so they count only where there are no ids.

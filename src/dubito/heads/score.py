@@ -32,6 +32,7 @@ from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, 
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
 from dubito.heads.held_out import beside_softmax, split
 from dubito.heads.joint import WithUncertainty
+from dubito.heads.linear_probe import with_probe_losses
 from dubito.heads.loop import STATE, Run
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
@@ -48,6 +49,8 @@ FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "hel
 """What is measured during a training."""
 _PURPOSES = {"r_auroc": ("R-AUROC", "bad neighbours"), "error_auroc": ("error AUROC", "wrong predictions")}
 """By metric of the comparison with softmax scores: its title, and what is to be found."""
+_PROBED = "linear classifiers on its features, each fitted on half of the images and read on the other"
+"""Whose losses a head for a backbone learns."""
 
 
 @final
@@ -265,6 +268,7 @@ class Training(Result):
         updates: Number of updates that this call made: 0 if all heads were trained before.
         beside: By metric and score, the median head beside max_probability and entropy, on the same held-out images;
             empty without held-out images that have labels and logits.
+        losses: Whose losses were learned, if they are not the model's own.
     """
 
     heads: tuple[UncertaintyHead, ...]
@@ -272,6 +276,7 @@ class Training(Result):
     folders: tuple[Path, ...] = ()
     updates: int = 0
     beside: dict[str, dict[str, RankedScore]] = field(default_factory=dict)
+    losses: str = ""
 
     titles = FIGURES
 
@@ -314,6 +319,8 @@ class Training(Result):
 
     def findings(self) -> list[str]:
         """Whether the head is better than scores that need no training, on held-out images."""
+        if self.losses:
+            return [f"The model has no logits: the head has learned the losses of {self.losses}."]
         if not any(name in self.histories[0][-1] for name in ("r_auroc", "order")):
             return [
                 "No images were held out, so whether the head is better than max_probability or entropy, which need no "
@@ -381,6 +388,9 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
 ) -> Training:
     """Train one head per seed on a table's features and losses; called again after a kill, it continues.
 
+    A backbone that does not classify has no losses: where there are labels, the head learns those of linear classifiers
+    on its features, each fitted on half of the images and read on the other.
+
     Args:
         table: A table from `dubito.extract`, ideally of several augmented epochs, or from arrays; join several with
             `dubito.concat`.
@@ -403,6 +413,9 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         )
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
+    probed = "logit" not in table and "loss" not in table and "label" in table
+    if probed:
+        table, trained = with_probe_losses(table), {"losses": _PROBED, **(trained or {})}
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
     done = []
     with nullcontext() if to is None else locked(Path(to)):
@@ -417,6 +430,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
             tuple(one.histories[0] for one in done),
             tuple(folder for one in done for folder in one.folders),
             sum(one.updates for one in done),
+            losses=_PROBED if probed else "",
         )
         if held_out is not None:
             training = replace(training, beside=beside_softmax(training.head, held_out))

@@ -2,8 +2,8 @@
 
 A TorchFunctionMode sees every torch function before it runs, so a pass can be recorded, ended early or handed other
 values at one point, while the module itself is never touched. Watched are linear layers (also as a product of matrices,
-an einsum or cosine similarities), 1x1 convolutions, global pools and the selection of one token. Calls are numbered; a frozen model repeats
-their order.
+an einsum or cosine similarities), 1x1 convolutions, global pools and the selection of one token. Calls are numbered; a
+frozen model repeats their order.
 
 A head is accepted only when it reproduces the module's own output:
     linear          W z + b                        == module(x)
@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float
@@ -171,10 +172,8 @@ def _linear_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if func in _LINEAR:
         bound = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         return bound["input"], bound["weight"], bound.get("bias")
-    if func is torch.cosine_similarity:
-        return _cosine_operands(*args, **kwargs)
-    if func not in _PRODUCT or kwargs:
-        return None
+    if func is torch.cosine_similarity or func not in _PRODUCT or kwargs:
+        return _cosine_operands(*args, **kwargs) if func is torch.cosine_similarity else None
     equation, *operands = args if func is torch.einsum else ("", *args)
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
@@ -204,7 +203,8 @@ def _cosine_operands(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) ->
     """Input and weight, at length one, of the cosine similarities of every image with every class."""
     if max(x1.dim(), x2.dim()) != 3:
         return None
-    pair = [one.movedim(dim, -1) for one in torch.broadcast_tensors(x1, x2)]
+    shape = np.broadcast_shapes(x1.shape, x2.shape)
+    pair = [one.expand(shape).movedim(dim, -1) for one in (x1, x2)]
     for z, weight in itertools.permutations(pair):
         if _is_repeated(z, 1) and _is_repeated(weight, 0):
             return F.normalize(z[:, 0], eps=eps), F.normalize(weight[0], eps=eps), None

@@ -67,19 +67,25 @@ def several_outputs(out: Any, keys: Sequence[Key], name: str) -> str:
 
 def check_one_input(module: nn.Module) -> None:
     """Raise ModelError for a module that cannot be called with a batch of images alone."""
-    needed: list[str] = []
+    needed: list[inspect.Parameter] = []
     with suppress(TypeError, ValueError):  # of TorchScript, for instance
         parameters = inspect.signature(module.forward).parameters.values()
         single = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [one.name for one in parameters if one.default is one.empty and one.kind not in single]
-    if len(needed) > 1:
-        first, *others = needed
-        rest = ", ".join(f"{other}=..." for other in others)
+        needed = [one for one in parameters if one.default is one.empty and one.kind not in single]
+    by_name = [one for one in needed if one.kind is one.KEYWORD_ONLY]
+    if len(needed) > 1 or by_name:
+        names = [one.name for one in needed]
+        problem = f"takes {len(names)} inputs ({', '.join(names)}); images are one. Wrap a module that sets the others"
+        if len(needed) == 1:
+            problem = f"takes its input by name only ({names[0]}). Wrap a module that passes it on"
+        passed = [f"{name}={'...' if place else name}" for place, name in enumerate(names)]
+        if needed[0] not in by_name:
+            passed[0] = names[0]
+        kind = type(module).__name__
         raise ModelError(
-            f"wrap: {type(module).__name__} takes {len(needed)} inputs ({', '.join(needed)}); images are one. Wrap a "
-            f"module that sets the others:\n"
-            f"class OneInput({type(module).__name__}):\n"
-            f"    def forward(self, {first}): return super().forward({first}, {rest})"
+            f"wrap: {kind} {problem}:\n"
+            f"class OneInput({kind}):\n"
+            f"    def forward(self, {names[0]}): return super().forward({', '.join(passed)})"
         )
 
 
