@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.audit.audit import audit
+from dubito.audit.transforms import OWN, SIZE, Alternative, TransformedPredictions, check_transform
 from tests.audit.colours import HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, only, pictures
 
 
@@ -47,6 +48,63 @@ def test_channel_order():
     assert finding.check == NORMALISED
     assert finding.evidence["better"] == "its own, red and blue swapped"
     assert 'channels="RGB" in dubito.Preprocess' in finding.repair
+
+
+class Fine(Colours):
+    """Reads the difference of neighbouring pixels, as texture: images that are resized have lost it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        texture = (x[..., 1:] - x[..., :-1]).abs().mean((2, 3))
+        return self.fc((texture - 1) / 2)
+
+
+def textured(n: int = 120) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (n, 12, 12, 3) in columns around grey, of strong contrast in those colours that the class has."""
+    labels = np.random.default_rng(0).integers(0, 8, n)
+    bits = np.stack([labels >> 2 & 1, labels >> 1 & 1, labels & 1], -1)
+    stripes = np.where(np.arange(12) % 2 == 0, 1, -1)[None, None, :, None]
+    noise = np.random.default_rng(1).integers(-5, 6, (n, 12, 12, 3))
+    return (128 + stripes * np.where(bits, 100, 20)[:, None, None] + noise).astype(np.uint8), labels
+
+
+def test_an_input_size_that_is_not_that_of_the_images():
+    images, labels = textured()
+    shrunk = dubito.Preprocess(8, 8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    result = look(Fine(), images, labels, shrunk)
+    finding = next(one for one in result.issues if one.check == "wrong input size")
+    assert finding.severity == "wrong"
+    assert finding.evidence["better"] == "inputs of 12x12, the size of the images,"
+    assert finding.evidence["accuracy_then"] == 1
+    assert "transform=dubito.Preprocess(..., size=(12, 12), resize=12)" in finding.repair
+    right = look(Fine(), images, labels, dubito.Preprocess(12, mean=(0.5,) * 3, std=(0.5,) * 3))
+    assert "wrong input size" in right.checked
+    assert right.figures["accuracy"] == 1
+    assert [one.check for one in right.issues] == ["duplicates within the set"]
+
+
+def test_an_input_size_that_is_better_by_a_few_points_is_only_suspicious():
+    def at(alternative: Alternative, correct: int) -> TransformedPredictions:
+        result = TransformedPredictions(alternative)
+        predicted = (torch.arange(400) >= correct).long()
+        result.add(torch.ones(400, 1), F.one_hot(predicted, 2).float(), torch.ones(400, dtype=torch.bool))
+        return result
+
+    own, sized = Alternative(OWN, ""), Alternative("inputs of 12x12", "Load it so.", check=SIZE)
+    truth = torch.zeros(400, dtype=torch.long)
+    (few,) = check_transform([at(own, 300), at(sized, 320)], truth)  # 75 and 80 %
+    (many,) = check_transform([at(own, 300), at(sized, 340)], truth)  # 75 and 85 %
+    assert [(one.check, one.severity) for one in (few, many)] == [(SIZE, "suspicious"), (SIZE, "wrong")]
+
+
+def test_an_input_size_that_cannot_be_compared():
+    images, labels = textured()
+    several = [*images, images[0][:, :10]]
+    result = look(Colours(), several, [*labels, 0])
+    assert result.unchecked["wrong input size"] == "images differ in size"
+    fixed = nn.Sequential(nn.Flatten(), nn.Linear(192, 3), nn.Linear(3, 8))
+    assert "does not run at the images' own size" in look(fixed, images, labels).unchecked["wrong input size"]
+    large = np.zeros((3, 40, 40, 3), np.uint8)
+    assert look(Colours(), large, [0, 1, 2]).unchecked["wrong input size"] == "images are far larger than inputs"
 
 
 def test_ready_inputs_that_look_like_pixels():

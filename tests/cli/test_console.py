@@ -10,6 +10,7 @@ from dubito.cli.evaluate import compare
 from dubito.cli.explain import diagnose
 
 OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
+OPTIONS["transform"] = "--input-size"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", 
         (
             "by the probe (dubito.extract(..., probes=[dubito.probes.PreActivation()])).",
             "by the probe (`dubito extract ... --probe pre_activation`).",
+        ),
+        (
+            "Use it: transform=dubito.Preprocess(..., mean=(0.5, 0.4, 0.3), std=(1, 1, 1)), on pixels.",
+            "Use it: --mean 0.5,0.4,0.3 --std 1,1,1, on pixels.",
         ),
         ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
     ],

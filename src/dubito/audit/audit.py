@@ -21,8 +21,10 @@ from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted
 from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
+from dubito.errors import first_words
 from dubito.models import wrap
 from dubito.models.load import as_classifier
+from dubito.models.transform import Preprocess
 from dubito.result import Result
 from dubito.types import Classifier, Images, Json
 from dubito.validate import check_model_first, check_number
@@ -185,6 +187,7 @@ class Sample(NamedTuple):
         logit: Logits under the model's own transform.
         predictions: By transform, the model's own first, for rows without NaN and infinity.
         finite: Rows without NaN and infinity.
+        size: Why the images' own size could not be tried; an empty list if it was, or if it is the model's.
     """
 
     model: Classifier
@@ -194,6 +197,7 @@ class Sample(NamedTuple):
     logit: Float[Tensor, "n c"]
     predictions: list[transforms.TransformedPredictions]
     finite: Bool[Tensor, "n"]
+    size: Outcome
 
 
 def draw_subset(images: Images, limit: int, seed: int) -> Subset:
@@ -232,7 +236,44 @@ def take_sample(
     feature, logit = (torch.cat(parts) for parts in zip(*batches, strict=True))
     finite = logit.isfinite().all(-1) & feature.isfinite().all(-1)
     x = first[finite[: len(first)].to(first.device)]
-    return Sample(understood, torch.tensor(rows), x, feature, logit, predictions, finite), findings, broken
+    try:
+        size = _add_own_size(predictions, understood, images, in_batches(rows, len(groups[0])), finite, workers)
+    except Exception as error:  # a model may raise anything at a size that it was not made for
+        size = NotChecked(f"the model does not run at the images' own size: {first_words(error)}")
+    return Sample(understood, torch.tensor(rows), x, feature, logit, predictions, finite, size), findings, broken
+
+
+def _add_own_size(
+    predictions: list[transforms.TransformedPredictions],
+    model: Classifier,
+    images: Subset,
+    groups: list[list[int]],
+    finite: Bool[Tensor, "n"],
+    workers: int,
+) -> Outcome:
+    """Add what the model predicts at the images' own size, if they share one that is not its input size."""
+    if not isinstance(model.transform, Preprocess):
+        return NotChecked("the transform has no input size to change")
+    sizes: set[tuple[int, ...]] = set()
+    with open_stream(images, transforms.SizeOnly(), groups, workers=workers) as stream:
+        for batch in stream:
+            if batch.ready:
+                return NotChecked("images are inputs already")
+            sizes |= set() if batch.inputs is None else set(map(tuple, batch.inputs.tolist()))
+            if len(sizes) > 1:
+                break
+    other = transforms.own_size(model.transform, sizes)
+    if other is None or isinstance(other, NotChecked):
+        return other or []
+    sized, transform, start = transforms.TransformedPredictions(other[0]), other[1], 0
+    with open_stream(images, transform, groups, workers=workers) as stream:
+        for batch, group in zip(stream, groups, strict=True):
+            feature = model.features(transform.finish(torch.as_tensor(batch.inputs).to(model.device)))
+            usable = finite[start : start + len(group)].to(feature.device)
+            sized.add(feature, model.logits(feature).float(), usable)
+            start += len(group)
+    predictions.append(sized)
+    return []
 
 
 def _run(
@@ -273,6 +314,7 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
         result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, None))
     else:
         _check_labels(result, sample, labels, images)
+    result.note(transforms.SIZE, sample.size)
     if len(sample.predictions) > 1 and all(one.alternative.scale is None for one in sample.predictions):
         result.unchecked["other normalisations"] = "the scale of the inputs is not known"
 

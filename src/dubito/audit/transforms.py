@@ -1,16 +1,20 @@
-"""Wrong normalisation or channel order: is the model clearly better with other inputs than its transform gives?
+"""Wrong normalisation, channel order or input size: is the model clearly better with other inputs than its own?
 
 A transform that normalises is  x = a v + b  in every channel, with v the pixel in 0..1. `measured` finds a and b from
 the outside, by giving it plain black, white, grey and red images. Then any other normalisation is an affine map of its
-inputs, and nothing has to be decoded twice.
+inputs, and nothing has to be decoded twice. Only images that all have one size, other than the model's input size, are
+prepared again, at their own size: a network that was fine-tuned on small images runs at any size, and no error reveals
+the wrong one.
 
 With labels, an alternative wins if it is right on more of the same images: McNemar's exact test, corrected for the
 number of alternatives, and a gain of at least two points. Without labels nobody knows what is right. Then it must be
 more confident on most images by far, and its predictions must be more informative (H(mean p) - mean H(p)): inputs that
 are far too large make a model sure of one class for everything, which says nothing. Its features must be about as long
-as before, because longer ones make any network more confident. That is reported as suspicious, never as wrong.
+as before, because longer ones make any network more confident. That is reported as suspicious, never as wrong. So is an
+input size that is better by a few points: many networks gain that at a size somewhat above their own.
 """
 
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -18,11 +22,12 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
-from dubito.audit.finding import Finding, NotChecked, Outcome, below, binomial_tail, paired_gain, percent
-from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
+from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, below, binomial_tail, paired_gain, percent
+from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from dubito.types import Json, Transform
 
 TRANSFORM = "wrong normalisation or channel order"
+SIZE = "wrong input size"
 OWN = "its own transform"
 SWAPPED = "its own, red and blue swapped"
 NO_CLASS = -(1 << 40)
@@ -30,6 +35,7 @@ NO_CLASS = -(1 << 40)
 _GAIN, _ALPHA = 0.02, 0.01
 _CONFIDENCE_GAIN, _MOST_IMAGES, _INFORMATION_GAIN, _ALPHA_UNLABELLED = 0.05, 0.6, 0.25, 1e-4
 _LONGER = 2.0
+_SIZE_GAIN, _MOST_PIXELS = 0.1, 4
 _SIDE, _GREY = 512, 128
 
 _NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -58,12 +64,14 @@ class Alternative(NamedTuple):
         repair: What to change to get it.
         scale: Slope and start; None if inputs keep their scale.
         swap: Whether to reverse the channels.
+        check: The fault that it would repair.
     """
 
     name: str
     repair: str
     scale: tuple[Float[Tensor, "3"], Float[Tensor, "3"]] | None = None
     swap: bool = False
+    check: str = TRANSFORM
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """The inputs that the model would have got."""
@@ -151,7 +159,11 @@ def check_transform(predictions: list[TransformedPredictions], labels: Int[Tenso
         for one in predictions
     }
     what = f"With {winner.name} instead of its own transform, {gain}"
-    return [Finding(TRANSFORM, "suspicious" if labels is None else "wrong", what, winner.repair, evidence)]
+    slight = (
+        winner.check == SIZE and labels is not None and evidence["accuracy_then"] < evidence["accuracy"] + _SIZE_GAIN
+    )
+    severity: Severity = "suspicious" if labels is None or slight else "wrong"
+    return [Finding(winner.check, severity, what, winner.repair, evidence)]
 
 
 def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alternative]:
@@ -167,6 +179,45 @@ def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alterna
     slope = scale.slope / scale.slope.flip(0)
     swapped = Alternative(SWAPPED, repair, (slope, scale.start - scale.start.flip(0) * slope), swap=True)
     return [own, *(other for name in _NORMALISATIONS if (other := _normalised(name, scale))), swapped]
+
+
+@final
+class SizeOnly:
+    """An image becomes its height and width."""
+
+    draws = False
+
+    def prepare(self, image: Image.Image) -> Int[Tensor, "2"]:
+        """Height and width."""
+        return torch.tensor([image.height, image.width])
+
+    def finish(self, batch: Tensor) -> Tensor:
+        """The batch as it is."""
+        return batch
+
+    def describe(self) -> Json:
+        """Its kind: it has no settings."""
+        return {"kind": "size"}
+
+
+def own_size(own: Preprocess, sizes: set[tuple[int, ...]]) -> tuple[Alternative, Preprocess] | NotChecked | None:
+    """The images' own size as the input size, and the transform for it; None if that is the model's input size.
+
+    Args:
+        own: The model's transform.
+        sizes: Heights and widths of the images.
+    """
+    if len(sizes) > 1:
+        return NotChecked("images differ in size")
+    ((height, width),) = sizes
+    if own.size == (height, width):
+        return None
+    if height * width > _MOST_PIXELS * own.size[0] * own.size[1]:
+        return NotChecked("images are far larger than inputs")
+    preprocess = f"dubito.Preprocess(..., size=({height}, {width}), resize={min(height, width)})"
+    repair = f"Load the model with that input size: transform={preprocess}."
+    name = f"inputs of {height}x{width}, the size of the images,"
+    return Alternative(name, repair, check=SIZE), replace(own, size=(height, width), resize=None)
 
 
 def measured(transform: Transform) -> Scale | None:

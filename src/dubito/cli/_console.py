@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
 _LABEL = re.compile(r"dubito\.cache\.label_cache\('([^']*)', labels\)")
 _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
+_PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|\([^()]*\))(?:, )?)+)\)")
 _COMMANDS = {"SafeIndex.save": "`dubito search build`", "Guard.save": "`dubito guard fit`"}
 """What writes a folder: in Python, and on the command line."""
 _CODE = r"`[^`]*`|\bdubito\.[\w.]+\((?:[^()]|\([^()]*\))*\)|(?<!\w)'[^']*'"
@@ -382,6 +383,7 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     text = _LABEL.sub(r"`dubito label \1 LABELS`", text)
     if not options:
         return text
+    text = _PREPROCESS.sub(lambda match: _flags(match[1]) if "transform" in options else match[0], text)
     names = "|".join(map(re.escape, options))
     keyword = rf"(?<![\w.-])(?P<keyword>{names})=(?P<value>True|\.\.\.|\S?)"
     argument = rf"(?:^|(?<=: )|(?<= in ))(?P<argument>{names})(?=: | must | needs | cannot | is | \(| ')"
@@ -396,6 +398,17 @@ def translate(text: str, options: Mapping[str, str]) -> str:
 
     # The function that was called means nothing to people who typed an option.
     return re.sub(r"^[\w.]+: (?=--)", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
+
+
+def _flags(settings: str) -> str:
+    """Settings of a transform as options.
+
+    >>> _flags("size=(32, 48), resize=32, mean=(0.5, 0.4, 0.3)")
+    '--input-size 32x48 --resize 32 --mean 0.5,0.4,0.3'
+    """
+    pairs = re.findall(r"(\w+)=\(?([^()=]+?)\)?(?:, (?=\w+=)|$)", settings)
+    sizes = [("input-size", text.replace(", ", "x")) if name == "size" else (name, text) for name, text in pairs]
+    return " ".join(f"--{name} {text.replace(', ', ',')}" for name, text in sizes)
 
 
 def _option_names(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
