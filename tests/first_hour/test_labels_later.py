@@ -11,6 +11,7 @@ from torch import nn
 import dubito
 from dubito.cache import label_cache
 from dubito.cli import main
+from dubito.errors import ImagesError
 from tests.cache.conftest import contents
 
 NAMES = ["cat", "dog", "owl"]
@@ -67,3 +68,15 @@ def test_the_bytes_are_those_of_an_extraction_with_labels(photos, labels, tmp_pa
         table = label_cache(tmp_path / "cache", added)
         assert [NAMES[label] for label in table.label] == [labels[name] for name in table.id]
     assert contents(tmp_path / "cache") == contents(tmp_path / "expected")
+
+
+@pytest.mark.filterwarnings("ignore::dubito.errors.SkippedImagesWarning")
+@pytest.mark.parametrize("kind", ["mapping", "sequence"])
+def test_images_that_could_not_be_decoded_need_no_label(photos, labels, tmp_path, kind):
+    dubito.extract(wrapped(), photos, tmp_path / "cache", workers=0, shard_size=4)
+    known = {name: label for name, label in labels.items() if name != "4.png"}
+    table = label_cache(tmp_path / "cache", known if kind == "mapping" else list(known.values()))
+    assert [NAMES[label] for label in table.label] == list(known.values())
+    assert [name for name, _ in table.skipped] == ["4.png"]
+    with pytest.raises(ImagesError, match=r"1 have none .* '?7\.png"):
+        label_cache(tmp_path / "cache", {name: label for name, label in known.items() if name != "7.png"})

@@ -44,7 +44,7 @@ def label_cache(folder: str | Path, labels: Labels, *, label_space: LabelSpace |
     Args:
         folder: The cache.
         labels: A CSV file, a frame, a mapping from image to label, or one label per image in the order of the
-            extraction; every image needs one, also those that could not be decoded.
+            extraction. Images that could not be decoded need none.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
             from class names, integers being the model's.
 
@@ -105,13 +105,15 @@ def _labelled(folder: Path, manifest: Manifest, blocks: Sequence[_Block], labels
     """What the cache is of, with labels; augmented images have one label each."""
     names = {index: name for block in blocks for index, name in block.names.items()}
     ids, settings = [names[index] for index in range(manifest.identity["count"])], manifest.identity.get("augmentation")
+    undecoded = set(range(len(ids))).difference(*(block.rows for block in blocks))
     if settings is None:
-        return with_labels(RecordedImages(str(folder), ids), labels)
+        return with_labels(RecordedImages(str(folder), ids), labels, undecoded)
     first = [name.removesuffix("@0") for name in ids]  # the rows of the first epoch
     own: Json = {
         key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key != "epochs"
     }
-    return Augmented(with_labels(RecordedImages(str(folder), first), labels), settings["epochs"], Augment(**own))
+    labelled = with_labels(RecordedImages(str(folder), first), labels, undecoded)
+    return Augmented(labelled, settings["epochs"], Augment(**own))
 
 
 def _relabel(

@@ -17,7 +17,7 @@ keyed by the text of its cell; `find_rows` matches such keys with the ids of a t
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -49,8 +49,15 @@ _SETS = "real_labels"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
-def with_labels(images: Images, labels: Labels) -> Labelled:
-    """The images with labels from a CSV file, a DataFrame, a mapping, or a sequence of equal length."""
+def with_labels(images: Images, labels: Labels, undecoded: Collection[int] = ()) -> Labelled:
+    """The images with labels from a CSV file, a DataFrame, a mapping, or a sequence of equal length.
+
+    Args:
+        images: The images.
+        labels: Their labels.
+        undecoded: Rows that nobody will use, and that may lack a label. They get the first one of all, so that every
+            row has one.
+    """
     what = "labels"
     if isinstance(labels, (str, Path)):
         what = f"labels file '{labels}'"
@@ -64,9 +71,14 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
         numbers, classes = to_labels(list(labels.values()), what)
         keys = [str(key) for key in labels]
         position_of = _match(keys, images.ids)
-        if missing := [key for row, key in enumerate(images.ids) if row not in position_of]:
+        optional = set(undecoded)
+        if missing := [key for row, key in enumerate(images.ids) if row not in position_of and row not in optional]:
             raise _unmatched(keys, images, missing, what)
-        numbers = numbers[[position_of[row] for row in range(len(images))]]
+        numbers = numbers[[position_of.get(row, 0) for row in range(len(images))]]
+    elif undecoded and len(labels) == len(images) - len(undecoded):
+        given, classes = to_labels(labels, what)
+        numbers = given[:1].repeat(len(images))
+        numbers[sorted(set(range(len(images))).difference(undecoded))] = given
     elif len(labels) != len(images):
         raise ImagesError(
             f"labels must be one per image; got {len(labels)} labels for the {len(images)} images of "
