@@ -66,9 +66,17 @@ def test_names_that_are_not_utf8_go_everywhere(model, tmp_path, capfdbinary):
     picks = dubito.Acquire("top").pick(table, 2)
     assert b"caf\xe9" in picks.to_csv(tmp_path / "picks.csv").read_bytes()
     capfdbinary.readouterr()
-    for command in (["score", tmp_path / "cache"], ["score", tmp_path / "cache", "--json"]):
+    cache, index = tmp_path / "cache", tmp_path / "index"
+    commands = (
+        ["score", cache],
+        ["score", cache, "--json"],
+        ["search", "build", cache, "--to", index],
+        ["search", "query", index, cache, "-k", "2"],
+        ["search", "query", index, cache, "-k", "2", "--json"],
+    )
+    for command in commands:
         assert main([str(part) for part in command]) == 0
-    assert b"caf" in capfdbinary.readouterr().out
+        assert b"caf" in capfdbinary.readouterr().out or command[1] == "build"
 
 
 def test_names_that_are_not_utf8_are_rows_of_a_frame():

@@ -41,6 +41,25 @@ def both(server: Any, name: str, **settings: Any) -> tuple[SafeIndex, SafeIndex]
     return memory, remote
 
 
+def test_names_that_are_not_utf_8(server, name):
+    items = data(0, 4)
+    ids = ["\udcff.png", "a/\udce9t\udce9.jpg", "\U0010ffff", "plain"]
+    memory = SafeIndex(D, quantile=0.5)
+    remote = SafeIndex.on_server(server.dsn, table=name, width=D, quantile=0.5)
+    for index in (memory, remote):
+        index.add(items["feature"], items["u"], ids=ids)
+        assert "\udcff.png" in index
+        assert "\udcfe.png" not in index
+    found = [index.search(items["feature"], items["u"], k=2).ids.tolist() for index in (memory, remote)]
+    assert found[0] == found[1]
+    assert memory.left_out() == remote.left_out() != []
+    assert memory.backend.sample(3)[0] == remote.backend.sample(3)[0]
+    for index in (memory, remote):
+        index.remove(ids[:1])
+        assert ids[0] not in index
+        assert len(index) == 3
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"per_class": True, "quantile": 0.7}, {"clean": "items"}, {"clean": "queries"}, {"clean": "none"}],

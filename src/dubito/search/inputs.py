@@ -1,6 +1,7 @@
 """Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -22,6 +23,10 @@ Names = Sequence[str] | Shaped[np.ndarray, "_"]
 _ROWS_AT_ONCE = 8192
 """Rows that are read, normalised and passed on together: 16 MB of 512 features."""
 _SHORTEST, _LONGEST = 1e-30, 1e30
+_PRIVATE = {byte: byte + 0x102000 for byte in range(0xDC80, 0xDD00)}
+"""From Python's characters for bytes that are not UTF-8 (PEP 383) to characters for private use, U+10FC80 and on."""
+_BYTES = {private: byte for byte, private in _PRIVATE.items()}
+_REFUSED = re.compile("[\0\ud800-\udc7f\udd00-\udfff\U0010fc80-\U0010fcff]")
 
 
 @final
@@ -149,8 +154,22 @@ def as_list(names: Names) -> list[str]:
 
 
 def is_valid_id(text: str) -> bool:
-    """Whether files and servers can store an id: a path that is not UTF-8 contains surrogates."""
-    return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
+    """Whether files and servers can store an id."""
+    return bool(text) and not (_REFUSED.search(text) if not text.isascii() else "\0" in text)
+
+
+def stored_id(text: str) -> str:
+    r"""An id as UTF-8 can encode it: bytes of a file name that are not UTF-8 become private characters.
+
+    >>> stored_id("\udcff.png")
+    '\U0010fcff.png'
+    """
+    return text if text.isascii() else text.translate(_PRIVATE)
+
+
+def original_id(text: str) -> str:
+    """The id that `stored_id` was called with."""
+    return text if text.isascii() else text.translate(_BYTES)
 
 
 def check_unique(names: Sequence[str], *, by: str) -> None:
@@ -186,7 +205,7 @@ def _valid_ids(by: str, ids: Names, n: int) -> list[str]:
         raise TableError(f"{by}: ids must have one id per row, {n}; got {len(names)}. Name the same images.")
     if wrong := [(row, name) for row, name in enumerate(names) if not is_valid_id(name)]:
         raise TableError(
-            f"{by}: ids must be strings of at least one character that UTF-8 can encode, without NUL; got "
+            f"{by}: ids must be strings of at least one character, without NUL, as files are named; got "
             f"{wrong[0][1]!r} for row {wrong[0][0]}. Rename it."
         )
     return names

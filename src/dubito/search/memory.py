@@ -37,6 +37,7 @@ from safetensors.torch import load_file, save
 from dubito.cache.disk import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
+from dubito.search.inputs import stored_id
 from dubito.search.rule import Rule, Thresholds
 from dubito.storage import SavedFolder, parse_json
 
@@ -132,9 +133,11 @@ class MemoryBackend:
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items with the lowest MD5 of their id."""
-        rows = heapq.nsmallest(
-            count, range(self._kept), key=lambda row: md5(str(self.ids[row]).encode(), usedforsecurity=False).digest()
-        )
+
+        def order(row: int) -> bytes:
+            return md5(stored_id(self.ids[row]).encode(), usedforsecurity=False).digest()
+
+        rows = heapq.nsmallest(count, range(self._kept), key=order)
         return self.ids[rows].tolist(), self.vectors[rows]
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:

@@ -12,6 +12,8 @@ is compared with all items. Names and values in SQL text are quoted by psycopg.
 A connection is opened when needed, and again after it was lost. Reading is retried once on a new one. Writing is one
 transaction, which the server applies as a whole or not at all; only a connection lost during the commit leaves open
 which, and the error says so. Writers wait for each other at the row of NAME_about, threads that share an index anyway.
+
+The text of a database is UTF-8, names of files need not be: their other bytes are stored as characters for private use.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from jaxtyping import Float32, Float64
 
 from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError, first_words
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
-from dubito.search.inputs import is_valid_id
+from dubito.search.inputs import is_valid_id, original_id, stored_id
 from dubito.search.rule import Rule, Thresholds
 from dubito.storage import reading
 from dubito.types import Json
@@ -38,6 +40,7 @@ try:
     from psycopg import IsolationLevel, errors, sql
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.json import Jsonb
+    from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader
 except ImportError as error:
     raise MissingPackageError(
         f"SafeIndex.on_server needs psycopg and pgvector ({error}). Install them: pip install 'dubito[server]'."
@@ -134,8 +137,7 @@ class PostgresBackend:
 
     def left_out(self) -> list[str]:
         """The ids that the filter drops, sorted."""
-        query = 'SELECT id FROM {items} WHERE NOT {keep} ORDER BY id COLLATE "C"'
-        return [row[0] for row in self._rows("SafeIndex.left_out", query)]
+        return sorted(row[0] for row in self._rows("SafeIndex.left_out", "SELECT id FROM {items} WHERE NOT {keep}"))
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """Search query by query, in one transaction: all see the same items."""
@@ -410,6 +412,9 @@ class Connection:
                 with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # created meanwhile
                     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             register_vector(connection)
+            connection.adapters.register_dumper(str, _IdBinaryDumper)
+            connection.adapters.register_dumper(str, _IdDumper)
+            connection.adapters.register_loader("text", _IdBinaryLoader)
         except psycopg.Error as error:
             connection.close()
             if _is_lost(error):
@@ -446,6 +451,21 @@ def _is_lost(error: psycopg.Error) -> bool:
 def _line(error: psycopg.Error) -> str:
     """The first line of a server's message; more of them repeat the query."""
     return first_words((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+class _IdDumper(StrDumperUnknown):
+    def dump(self, obj: str) -> Any:
+        return super().dump(stored_id(obj))
+
+
+class _IdBinaryDumper(StrBinaryDumper):
+    def dump(self, obj: str) -> Any:
+        return super().dump(stored_id(obj))
+
+
+class _IdBinaryLoader(TextBinaryLoader):
+    def load(self, data: Any) -> Any:
+        return original_id(str(super().load(data)))
 
 
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:
