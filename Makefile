@@ -30,12 +30,12 @@ $(READY): pyproject.toml
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e ".[dev]" || $(PIP) -e ".[dev]"
 	@touch $@
 
-# A Chromium for the tests that drive pages: one on the PATH, or one in .venv/browser. Without any, those are skipped.
-browser: $(READY)  ## find or install the browser that tests/browser drives
+# A Chromium for the tests that drive pages, one on the PATH or one in .venv/browser, and axe-core. Without them, tests are skipped.
+browser: $(READY)  ## find or install the browser that tests/browser drives, and axe-core
 	@$(BIN)/python tests/browser/install.py
 
 # Tried once; `make browser` tries again.
-$(BROWSER): $(READY)
+$(BROWSER): $(READY) tests/browser/install.py
 	@$(BIN)/python tests/browser/install.py > $@ || true
 
 demo: $(READY)  ## score real photographs and their corrupted copies, and write a page about them

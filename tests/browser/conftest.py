@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from .install import OPTIONS, find
+from .install import OPTIONS, find, find_axe
 
 _CONTEXTS = """{
   window.contexts = {};
@@ -17,6 +17,12 @@ _CONTEXTS = """{
     window.contexts[kind] = context;
     return context;
   };
+}"""
+_SERIOUS = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+  return violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .flatMap(({ id, nodes }) => nodes.map(({ target, failureSummary }) => `${id}: ${target} ${failureSummary}`));
 }"""
 
 
@@ -50,6 +56,22 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     yield open_file
     context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="session")
+def barriers() -> Callable[[Page], list[str]]:
+    """Every serious or critical violation of accessibility that axe-core finds on a page, as it is now."""
+    path = find_axe()
+    if path is None:
+        pytest.skip("axe-core is not installed; `make browser` installs it where npm is")
+    script = path.read_text(encoding="utf-8")
+
+    def look(page: Page) -> list[str]:
+        if not page.evaluate("'axe' in window"):
+            page.evaluate(script)  # which no content security policy of the page prevents
+        return list(page.evaluate(_SERIOUS))
+
+    return look
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,18 @@
-"""Find or install a Chromium for the tests that drive pages: `make browser`.
+"""Find or install what the tests that drive pages need, a Chromium and axe-core: `make browser`.
 
     python tests/browser/install.py [FOLDER]        prints the path of the browser; FOLDER is .venv/browser by default
 
 Tried in this order, and the first browser that opens a page is used: one on the PATH; what an earlier run installed;
 Playwright's own download; the npm package @sparticuz/chromium, which needs npm but no root; Debian's chromium, where
-apt-get may be called as root. Nothing outside FOLDER is changed, except by apt-get.
+apt-get may be called as root. axe-core, which checks accessibility, is an npm package and needs npm. Nothing outside
+FOLDER is changed, except by apt-get.
 """
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,8 @@ FOLDER = ROOT / ".venv" / "browser"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--lang=en-US"]
 """The sandbox needs rights that containers and root do not have; tests open their own pages alone."""
+AXE = "axe-core@4.14.0"
+"""Another version may have other rules."""
 
 
 def find(folder: Path = FOLDER) -> Path | None:
@@ -40,6 +43,23 @@ def install(folder: Path = FOLDER) -> Path | None:
         if (path := find(folder)) is not None:
             return path
     return None
+
+
+def find_axe(folder: Path = FOLDER) -> Path | None:
+    """The script of axe-core, if it was installed."""
+    path = folder / "node_modules" / "axe-core" / "axe.min.js"
+    return path if path.is_file() else None
+
+
+def install_axe(folder: Path = FOLDER) -> Path | None:
+    """The script of axe-core, installed if it is not there; None where npm is missing or fails."""
+    if find_axe(folder) is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _npm_install(folder, AXE)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"browser: no {AXE} ({type(error).__name__})", file=sys.stderr)
+    return find_axe(folder)
 
 
 def works(path: Path) -> bool:
@@ -70,10 +90,17 @@ def _playwright(folder: Path) -> None:
 
 def _npm(folder: Path) -> None:
     """The package unpacks its browser into the folder for temporary files."""
-    if npm := shutil.which("npm"):
-        _run([npm, "install", "--no-fund", "--no-audit", "--prefix", str(folder), "@sparticuz/chromium"])
+    if _npm_install(folder, "@sparticuz/chromium"):
         unpack = 'import("@sparticuz/chromium").then((module) => module.default.executablePath())'
         _run([shutil.which("node") or "node", "-e", unpack], environment={"TMPDIR": str(folder)}, cwd=folder)
+
+
+def _npm_install(folder: Path, package: str) -> bool:
+    """Whether npm is there, and has installed the package."""
+    npm = shutil.which("npm")
+    if npm is not None:
+        _run([npm, "install", "--no-fund", "--no-audit", "--prefix", str(folder), package])
+    return npm is not None
 
 
 def _apt(_: Path) -> None:
@@ -94,18 +121,25 @@ def _run(command: list[str], *, environment: dict[str, str] | None = None, cwd: 
     )
 
 
-def main(act: Callable[[Path], Path | None] = install) -> int:
-    """Print the browser's path, or how to get one."""
-    path = act(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else FOLDER)
+def main() -> int:
+    """Print the browser's path, or how to get what is missing."""
+    folder = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else FOLDER
+    path, axe = install(folder), install_axe(folder)
     if path is None:
         print(
             "browser: none found and none could be installed. Tests in tests/browser are skipped. Install Chromium or "
             "Google Chrome, or npm, and run `make browser` again.",
             file=sys.stderr,
         )
-        return 1
-    print(path)
-    return 0
+    else:
+        print(path)
+    if axe is None:
+        print(
+            "browser: axe-core could not be installed. Tests of accessibility are skipped. Install npm and run "
+            "`make browser` again.",
+            file=sys.stderr,
+        )
+    return int(path is None or axe is None)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,47 @@ def test_a_phone_shows_everything_in_its_width(browser: Browser, explorer: Explo
     page.wait_for_selector(READY)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     context.close()
+
+
+VIEWS = {
+    "panel=map": "#canvas",
+    "panel=filters&is.correct=0": "#histograms svg, #histograms canvas",
+    "panel=images": "#grid .cell img",
+    "panel=threshold": "#curve svg",
+    "panel=image&image=1&tiles=1&curves=1": ".corruption svg",
+    "panel=map&layout=ranks!entropy!other:entropy": "#agreement",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_view_is_accessible(
+    browser: Browser, explorer: Explorer, barriers: Callable[[Page], list[str]], tmp_path: Path, scheme: Any, width: int
+):
+    # Without motion: colours that are still changing would be measured half-way.
+    context = browser.new_context(
+        locale="en-US", viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.goto(explorer.address)
+    page.wait_for_selector(READY)
+    found = dict[str, list[str]]()
+    for view, sign in VIEWS.items():
+        page.evaluate("(view) => { location.hash = view; }", view)
+        expect(page.locator(sign).first).to_be_visible()
+        found[view] = barriers(page)
+    page.locator("#file").set_input_files(next(pictures(tmp_path, 1).iterdir()))
+    expect(page.locator("#place")).to_have_text("new image")
+    found["upload"] = barriers(page)
+    page.evaluate("location.hash = 'panel=map'")
+    expect(page.locator("#pin")).to_be_visible()
+    found["upload on the map"] = barriers(page)
+    for dialog in ("export", "help"):
+        page.locator(f"#{dialog}").click()
+        found[dialog] = barriers(page)
+        page.keyboard.press("Escape")
+    context.close()
+    assert {view: problems for view, problems in found.items() if problems} == {}
 
 
 def test_a_wrong_token_is_said(browser: Browser, explorer: Explorer):

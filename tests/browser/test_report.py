@@ -50,6 +50,17 @@ def test_it_opens_from_the_disk_and_names_stay_text(path, open_page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
+def test_it_is_accessible(browser, path, barriers, scheme, width):
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, locale="en-US")
+    page = context.new_page()
+    page.goto(path.as_uri())
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert barriers(page) == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
 def test_it_fits_the_window_and_can_be_read(browser, path, scheme, width):
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, locale="en-US")
     page = context.new_page()

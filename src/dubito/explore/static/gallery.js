@@ -145,6 +145,7 @@ export class Gallery {
   #repaint() {
     for (const cell of this.#cells.values()) cell.remove();
     this.#cells.clear();
+    this.#showActive();
     this.#render();
   }
 
