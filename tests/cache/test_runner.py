@@ -1,6 +1,7 @@
 """One loop for all: extraction, tables in memory and the audit read the same bytes from it, and these bytes stay."""
 
 import hashlib
+import multiprocessing
 import platform
 import random
 
@@ -15,7 +16,8 @@ from dubito.audit.audit import draw_subset, take_sample
 from dubito.audit.duplicates import take_fingerprints
 from dubito.cache.disk import model_identity
 from dubito.cache.runner import in_batches, kept_memory, open_stream, predict_table
-from dubito.errors import BrokenImageError, SkippedImagesWarning
+from dubito.errors import BrokenImageError, ImagesError, SkippedImagesWarning
+from dubito.models.transform import FunctionTransform
 from dubito.probes import Forward, PreActivation, Tiles
 
 pytestmark = [
@@ -212,3 +214,29 @@ def test_random_states_are_as_they_were(exact, run):
     if run == "audit":
         dubito.audit(exact, images, progress=False)
     assert states() == before
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("broken model")
+
+
+@pytest.mark.parametrize("fails", ["model", "transform"])
+def test_workers_end_with_an_error_while_its_traceback_is_kept(fails, tmp_path):
+    for number in range(40):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+
+    def refuse(image):
+        raise ValueError("broken transform")
+
+    transform = dubito.Preprocess(8) if fails == "model" else FunctionTransform(refuse)
+    groups, before = in_batches(range(40), 2), set(multiprocessing.active_children())
+    kept = None
+    try:
+        with open_stream(dubito.open_images(tmp_path), transform, groups, workers=2) as stream:
+            for batch in stream:
+                Raising()(batch.inputs)
+    except (ValueError, ImagesError) as error:
+        kept = error
+    assert f"broken {fails}" in str(kept)
+    assert set(multiprocessing.active_children()) == before

@@ -10,8 +10,8 @@ import pickle
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -117,7 +117,9 @@ def open_stream(
     stream = batches(images, transform, groups, workers, hashed=hashed)
     memory = kept_memory() if len(groups) > 1 else nullcontext()
     random = kept_random_states() if _may_draw(images, transform, workers) else nullcontext()
-    with random, memory, bar(title, len(images), done=done, show=progress) as advance:
+    # Workers end with the context, also after an error. Otherwise its traceback would keep them, and the workers of a
+    # later call, which inherit them, would fail to end them: "can only test a child process".
+    with closing(stream), random, memory, bar(title, len(images), done=done, show=progress) as advance:
 
         def advanced() -> Iterator[Batch]:
             for batch in stream:
@@ -142,7 +144,7 @@ def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:
 
 def batches(
     images: Images, transform: Transform, groups: list[list[int]], workers: int, *, hashed: bool = False
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Prepared batches, one per group of indices, in the order of the groups; the workers start at once.
 
     With `hashed`, `images` is an ImageSet, and batches have the hash of every image's content.
@@ -163,7 +165,7 @@ def batches(
         ) from error
 
 
-def _raised(items: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
+def _raised(items: Iterator[Batch | DubitoError]) -> Generator[Batch, None, None]:
     try:
         for batch in items:
             if isinstance(batch, DubitoError):
@@ -176,6 +178,8 @@ def _raised(items: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
             f"a process that decodes images ended by itself ({first_words(error)}), as when memory runs out. "
             f"Run the same call again, with fewer workers or workers=0."
         ) from error
+    finally:
+        del items  # ends the workers, whoever keeps the traceback of an error
 
 
 class _Reader(Dataset[Any]):
