@@ -241,6 +241,10 @@ def data(module):
     module[3].weight.data.mul_(1.01)
 
 
+def data_of_one_bias(module):
+    module[0].bias.data.add_(0.01)
+
+
 def statistics(module):
     module.train()(torch.randn(20, 6))
     module.eval()
@@ -250,7 +254,7 @@ def activation(module):
     module[2] = nn.GELU()
 
 
-@pytest.mark.parametrize("change", [add, step, data, statistics, activation], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", [add, step, data, data_of_one_bias, statistics, activation], ids=lambda one: one.__name__)
 def test_a_guard_notices_that_its_model_was_trained_further(change, tmp_path):
     module, x, guard = fitted(tmp_path)
     guard.save(tmp_path / "guard")

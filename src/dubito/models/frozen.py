@@ -37,7 +37,6 @@ _SMALL, _SMALL_BUFFER = 2**16, 2**22
 """Numbers of a parameter and of a buffer that always have a copy: norms, biases, statistics, tables of positions."""
 _SHORT = 2**13
 """Numbers of a buffer that is compared with its copy before and after every pass, in microseconds."""
-_SAMPLED = 16
 _revisions = count()
 
 
@@ -78,21 +77,23 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
 def signature(module: nn.Module, *, statistics: bool = True) -> tuple[object, ...]:
     """What differs once layers, parameters or buffers have been replaced or written into, but not by `frozen` passes.
 
-    It is cheap: of their numbers it reads the last one of some tensors, because writing through `.data` shows nowhere
-    else. Where it differs, `module_digests` says whether the module does.
+    It is cheap: of every tensor it reads the last number, because writing through `.data` shows nowhere else. Where it
+    differs, `module_digests` says whether the module does.
 
     Args:
         module: The module.
         statistics: Whether numbers that are written into buffers count, as by training with batch normalisation.
     """
-    with one_at_a_time:
+    with one_at_a_time, torch.no_grad():
         state = _state_of(module, _parts(module))
         tensors = [slot.tensor for slot in state.slots if slot.tensor is not None and slot.kept is not None]
         tensors = [one for one in tensors if statistics or isinstance(one, nn.Parameter)]
-        numbers = [one for one in tensors if one.is_floating_point() and one.numel() and one.device.type != "meta"]
-        sample = [*numbers[:: max(1, len(numbers) // _SAMPLED)], *numbers[-1:]]
-        revision = state.revision if statistics else state.revision_of_layers
-        return (revision, *(float(one.detach()[(-1,) * one.dim()]).hex() for one in sample))
+        last: dict[object, list[Tensor]] = {}  # by device and type: numbers of each are read at once
+        for one in tensors:
+            if one.is_floating_point() and one.numel() and not one.is_meta:
+                last.setdefault((one.device, one.dtype), []).append(one[(-1,) * one.dim()])
+        numbers = [number.hex() for some in last.values() for number in torch.stack(some).tolist()]
+        return (state.revision if statistics else state.revision_of_layers, *numbers)
 
 
 @dataclass(slots=True)
