@@ -254,7 +254,9 @@ def activation(module):
     module[2] = nn.GELU()
 
 
-@pytest.mark.parametrize("change", [add, step, data, data_of_one_bias, statistics, activation], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "change", [add, step, data, data_of_one_bias, statistics, activation], ids=lambda one: one.__name__
+)
 def test_a_guard_notices_that_its_model_was_trained_further(change, tmp_path):
     module, x, guard = fitted(tmp_path)
     guard.save(tmp_path / "guard")
