@@ -65,14 +65,20 @@ def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Pa
     assert result["images"] == COUNT
     assert result["accepted"] == sum(verdict["accept"] for verdict in result["verdicts"])
     with (tmp_path / "verdicts.csv").open(newline="") as file:
-        assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in result["verdicts"]]
+        rows = list(csv.DictReader(file))
+    assert [row["reason"] for row in rows] == [one["reason"] for one in result["verdicts"]]
+    assert {row["label"] for row in rows} == {""}
 
 
 def test_run_decides_on_a_cache_without_the_model(
-    run: Run, guard: Path, labelled: Path, images: Path, weights: Path
+    run: Run, guard: Path, labelled: Path, images: Path, weights: Path, tmp_path: Path
 ) -> None:
-    answer = run("guard", "run", guard, labelled, "--json")
+    answer = run("guard", "run", guard, labelled, "--csv", tmp_path / "verdicts.csv", "--json")
     assert answer.code == 0, answer.err
+    labels = dubito.open(labelled).label.tolist()
+    assert [one["label"] for one in answer.json["verdicts"]] == labels
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        assert [int(row["label"]) for row in csv.DictReader(file)] == labels
     requested = run("guard", "run", guard, images, "--weights", weights, "--json").json
     assert [one["id"] for one in answer.json["verdicts"]] == [one["id"] for one in requested["verdicts"]]
     assert answer.json["accepted"] == requested["accepted"]

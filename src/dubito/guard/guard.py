@@ -241,6 +241,7 @@ class Guard(Result):
         observed = _observe(selection, values, table, labelled=_labels_are_classes(table))
         shift = find_shift(self.calibration, observed, threshold=self.threshold.value, classes=self.classes)
         wrong = observed.wrong
+        label = None if wrong is None else table.label
         return Decisions(
             ids=table.row_ids(),
             classes=self.classes,
@@ -258,6 +259,7 @@ class Guard(Result):
             guarantee=self.guarantee.sentence(self.threshold.of),
             shift=shift,
             check=None if wrong is None else check_guarantee(self.guarantee, accept.numpy(), wrong, shift),
+            label=label,
             skipped=table.skipped,
         )
 

@@ -42,6 +42,8 @@ class Verdict(Result):
         predicted: The predicted class.
         predicted_class: Its name, if names are known.
         probability: Its softmax probability.
+        label: The true class, if the image has a label.
+        label_class: Its name, if names are known.
         aleatoric: How ambiguous the image is: the share of reference images that are less so.
         epistemic: How new it is to the model: the share of reference images that are less so.
         density_rank: The share of reference images whose features are rarer still: near 0 is unlike all of them.
@@ -57,6 +59,8 @@ class Verdict(Result):
     predicted: int
     predicted_class: str | None
     probability: float
+    label: int | None
+    label_class: str | None
     aleatoric: float | None
     epistemic: float | None
     density_rank: float | None
@@ -118,6 +122,7 @@ class Decisions(Result, Sequence[Verdict]):
         guarantee: What is guaranteed, for which images, as a sentence.
         shift: Whether these images are like those that the guard was calibrated on.
         check: Whether the guarantee is kept on them; None where labels do not show which predictions are wrong.
+        label: (n) the true classes; None where labels are not there, or not of the model's classes.
         skipped: Images that could not be decoded: (id, reason).
         images: The images themselves, for pictures in a notebook; None of a table.
     """
@@ -142,6 +147,7 @@ class Decisions(Result, Sequence[Verdict]):
     guarantee: str
     shift: Shift
     check: GuaranteeCheck | None = None
+    label: Int[Tensor, "n"] | None = None
     skipped: Sequence[tuple[str, str]] = ()
     images: Images | None = None
 
@@ -156,12 +162,14 @@ class Decisions(Result, Sequence[Verdict]):
         if isinstance(row, slice):
             return [self[one] for one in range(len(self))[row]]
         row = range(len(self))[row]
-        predicted = int(self.predicted[row, 0])
+        predicted, label = int(self.predicted[row, 0]), None if self.label is None else int(self.label[row])
         return Verdict(
             id=str(self.ids[row]),
             predicted=predicted,
             predicted_class=None if self.classes is None else self.classes[predicted],
             probability=float(self.probability[row, 0]),
+            label=label,
+            label_class=None if self.classes is None or label is None else self.classes[label],
             aleatoric=_at(self.aleatoric, row),
             epistemic=_at(self.epistemic, row),
             density_rank=_at(self.density_rank, row),
