@@ -41,6 +41,8 @@ LOCK = ".lock"
 _DAMAGED = (SafetensorError, DubitoError, csv.Error, struct.error, zlib.error, zipfile.BadZipFile)
 _UNREADABLE = (AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, *_DAMAGED)
 """What reading files that are not as they were written may raise."""
+_DESCRIBED = {"manifest.json": "a cache", "guard.json": "a guard", "index.json": "an index", "score.json": "a score"}
+"""What a folder is, by the file that describes it."""
 _BYTES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -228,6 +230,18 @@ def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError)
 @dataclass(frozen=True)
 class SavedFolder:
     """How one kind of thing is kept as a folder: a sealed description that names its parts by their content.
+def not_there(file: Path) -> str:
+    """Why a folder lacks the file that describes it: what it is instead, where that is something that dubito wrote.
+
+    >>> not_there(Path("nowhere/guard.json"))
+    'there is no such folder'
+    """
+    kind = next((kind for name, kind in _DESCRIBED.items() if (file.parent / name).is_file()), None)
+    if kind is not None:
+        return f"that is {kind}"
+    return f"{file.name} is not there" if file.parent.exists() else "there is no such folder"
+
+
 
     Attributes:
         kind: What is saved there, for people: "guard".
@@ -261,7 +275,7 @@ class SavedFolder:
         """The description, its format and seal checked."""
         path = folder / self.description
         if not path.is_file():
-            raise ArtefactError(f"no {self.kind} in '{folder}': {path.name} is not there. Save one with {self.how}.")
+            raise ArtefactError(f"no {self.kind} in '{folder}': {not_there(path)}. Save one with {self.how}.")
         repair = f"Copy the whole folder again, make the {self.kind} again, or update dubito."
         with reading(f"the {self.kind} in '{folder}'", repair):
             return read_sealed(path, format=self.format)

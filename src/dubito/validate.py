@@ -75,6 +75,8 @@ def check_number(
     number = not isinstance(value, bool) and isinstance(value, Integral if whole else Real) and math.isfinite(value)
     if number and (value > low if above else value >= low) and (value < high if below else value <= high):
         return
+    percent = number and high == 1 < value <= 100 and not whole  # a share that is given in per cent
+    hint = f"{value:g} % is {value / 100:g}. {hint}".strip() if percent else hint
     one_sided = f"{'above' if above else 'at least'} {low:g}"
     raise error(
         f"{by}: {what} must be a {'whole ' if whole else ''}number{',' if high == math.inf else ''} "

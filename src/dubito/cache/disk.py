@@ -53,6 +53,7 @@ from dubito.storage import (
     check_empty,
     checksum,
     encode,
+    not_there,
     parse_json,
     read_sealed,
     reading,
@@ -385,8 +386,8 @@ def _no_cache(folder: Path) -> str:
     ):
         make = f"Run a model over them first: dubito.extract(model, '{folder}', to='cache')."
         return f"'{folder}' must be a cache; it holds images. {make}"
-    reason = f"there is no {FILE}" if folder.exists() else "there is no such folder"
-    return f"no cache in '{folder}': {reason}. Make one with dubito.extract(model, images, to='{folder}')."
+    make = f"dubito.extract(model, images, to='{folder}')"
+    return f"no cache in '{folder}': {not_there(folder / FILE)}. Make one with {make}."
 
 
 def finished_manifest(folder: Path) -> Manifest:

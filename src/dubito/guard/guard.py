@@ -389,6 +389,11 @@ class Guard(Result):
             **asdict(self.selection.combination),
             "roles": self.selection.roles._asdict(),
             "gate": self.selection.gate,
+        if not isinstance(path, str | Path):
+            raise GuardError(
+                f"Guard.load: path must be the folder of a guard; got {type(path).__name__}. The folder comes first, "
+                f"then the model: Guard.load(path, model)."
+            )
             "sets": None if self.sets is None else self.sets.to_json(),
             "rows": self.rows,
         }

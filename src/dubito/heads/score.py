@@ -41,7 +41,7 @@ from dubito.metrics import MedianSpread, RankedScore, median_spread
 from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
 from dubito.storage import locked, parse_json, write_json
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_choice
 
@@ -406,6 +406,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         licence: Licence for the heads' config, such as "Apache-2.0".
         dtype: Type of the weights on disk.
     """
+    check_table(table, by="train")
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueRangeError(

@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.choices import nearest
 from dubito.errors import CheckpointError, ModelError, first_words
@@ -89,6 +89,7 @@ def load(
     'timm:test_resnet'
     """
     source, inner = _parsed(name)
+    wrap(nn.LayerNorm(1), device=device)  # a device that cannot be used is reported before weights are fetched
     names = None if classes is None else read_classes(classes)
     count = names if isinstance(names, int) or names is None else len(names)
     path = None if weights in ("pretrained", None) else Path(str(weights)).expanduser()
