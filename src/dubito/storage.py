@@ -226,10 +226,6 @@ def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError)
         raise error(f"{what} cannot be read ({reason}). {repair}") from cause
 
 
-@final
-@dataclass(frozen=True)
-class SavedFolder:
-    """How one kind of thing is kept as a folder: a sealed description that names its parts by their content.
 def not_there(file: Path) -> str:
     """Why a folder lacks the file that describes it: what it is instead, where that is something that dubito wrote.
 
@@ -242,6 +238,10 @@ def not_there(file: Path) -> str:
     return f"{file.name} is not there" if file.parent.exists() else "there is no such folder"
 
 
+@final
+@dataclass(frozen=True)
+class SavedFolder:
+    """How one kind of thing is kept as a folder: a sealed description that names its parts by their content.
 
     Attributes:
         kind: What is saved there, for people: "guard".

@@ -327,6 +327,11 @@ class Guard(Result):
             model: The model whose predictions it guards, or its name; None to decide on tables only.
             probes: As in `fit`.
         """
+        if not isinstance(path, str | Path):
+            raise GuardError(
+                f"Guard.load: path must be the folder of a guard; got {type(path).__name__}. The folder comes first, "
+                f"then the model: Guard.load(path, model)."
+            )
         guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
         if model is not None:
             model = as_classifier(model, by="Guard.load")
@@ -389,11 +394,6 @@ class Guard(Result):
             **asdict(self.selection.combination),
             "roles": self.selection.roles._asdict(),
             "gate": self.selection.gate,
-        if not isinstance(path, str | Path):
-            raise GuardError(
-                f"Guard.load: path must be the folder of a guard; got {type(path).__name__}. The folder comes first, "
-                f"then the model: Guard.load(path, model)."
-            )
             "sets": None if self.sets is None else self.sets.to_json(),
             "rows": self.rows,
         }
