@@ -120,17 +120,21 @@ def export(path: str | Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def locked(
-    folder: Path, *, busy: type[DubitoError] = ArtefactError, refused: type[DubitoError] = ArtefactError
+    folder: Path,
+    *,
+    seconds: float = 0.0,
+    busy: type[DubitoError] = ArtefactError,
+    refused: type[DubitoError] = ArtefactError,
 ) -> Iterator[None]:
     """Hold a folder's lock, making the folder; the system releases it however the process ends.
 
     Raises:
-        busy: Somebody else is writing there.
+        busy: Somebody else is writing there, and still is after so many seconds.
         refused: The folder cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, timeout=0)
+        lock = FileLock(folder / LOCK, timeout=seconds)
         lock.acquire()
     except Timeout as error:
         repair = "Wait until it has ended, or choose another folder."

@@ -11,7 +11,7 @@ guarantee is kept (`check`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +25,7 @@ from torch import Tensor
 from dubito.cache.disk import model_identity
 from dubito.cache.labels import resolve_labels
 from dubito.cache.runner import predict_table
+from dubito.data import Subset
 from dubito.data.open import one_or_many
 from dubito.errors import GuardError, ImagesError, ModelError, OwnLabelsWarning, TableError
 from dubito.guard.check import GuaranteeCheck, check_guarantee
@@ -34,6 +35,7 @@ from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, find_shift
 from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
+from dubito.guard.watch import ALPHA, Watch
 from dubito.metrics import wrong_predictions
 from dubito.models.frozen import signature
 from dubito.models.load import as_classifier
@@ -185,6 +187,34 @@ class Guard(Result):
         guard._checked = self._checked
         return guard
 
+    def refit(self, labelled: Any) -> "Guard":
+        """The same scores with a threshold of new calibration images, for images like these: after a change, say.
+
+        No score was chosen on them, so all of them are there to calibrate, and the guarantee is about images like them.
+
+        Args:
+            labelled: A table, or images, with labels of the model's own classes, drawn at random from what is to come.
+
+        Raises:
+            GuardError: The guarantee cannot be given with these images; the message says how many it takes.
+        """
+        table = labelled if isinstance(labelled, Table) else self.predict(labelled)
+        check_table(table, by="guard.refit")
+        self._check_model(table)
+        has_labels = self.guarantee.kind != "coverage" or _labels_are_classes(table)
+        values = {name: score.score(table) for name, score in self.selection.scores.items()}
+        calibration = _observe(self.selection, values, table, labelled=has_labels)
+        rows = {**self.rows, "table": len(table), "calibrate": len(table)}
+        guard = replace(
+            self,
+            calibration=calibration,
+            threshold=_threshold(self.guarantee, self.selection, calibration, len(table), by="guard.refit"),
+            sets=fitted_sets(self.sets or False, table, labelled=has_labels),
+            rows={**rows, "novel": int(np.isinf(calibration.uncertainty).sum())},
+        )
+        guard._checked = self._checked
+        return guard
+
     def __call__(self, images: Any) -> Verdict | Decisions:
         """A verdict of one image, or of each of many.
 
@@ -192,11 +222,43 @@ class Guard(Result):
             images: Whatever `dubito.open_images` takes, or a table. A path or URL of an image, a Pillow image, an array
                 (h, w, 3) or an input (3, h, w) is one image, anything else is many.
         """
-        if isinstance(images, Table):
-            return self.decide(images)
-        opened, single = one_or_many(images)
-        decisions = replace(self.decide(self.predict(opened)), images=opened)
+        decisions, single = self.decide_images(images)
         return decisions[0] if single else decisions
+
+    def decide_images(self, images: Any) -> tuple[Decisions, bool]:
+        """Verdicts of images or of a table, and whether it is one image alone."""
+        if isinstance(images, Table):
+            return self.decide(images), False
+        opened, single = one_or_many(images)
+        return replace(self.decide(self.predict(opened)), images=opened), single
+
+    def stream(self, images: Any, *, batch: int = 64, watch: Watch | None = None) -> Iterator[Verdict]:
+        """Verdicts of images one after the other: a few are in memory at a time, however many there are.
+
+        Args:
+            images: Whatever `dubito.open_images` takes, or a table.
+            batch: How many are decided on at once.
+            watch: A watch of this guard that takes note of them.
+        """
+        check_number(batch, "[1, inf)", by="guard.stream", what="batch", whole=True, hint="64 is usual.")
+        opened = images if isinstance(images, Table) else one_or_many(images)[0]
+        for start in range(0, len(opened), batch):
+            rows = range(start, min(start + batch, len(opened)))
+            part = opened.rows(slice(rows.start, rows.stop)) if isinstance(opened, Table) else Subset(opened, rows)
+            decisions, _ = self.decide_images(part)
+            if watch is not None:
+                watch.update(decisions)
+            yield from decisions
+
+    def watch(self, folder: str | Path | None = None, *, alpha: float = ALPHA, seed: int = 0) -> Watch:
+        """Watch what this guard decides, for as long as it is used; see `dubito.guard.watch`.
+
+        Args:
+            folder: Where its state is kept, in one small file; None keeps it in memory.
+            alpha: The probability of a false alarm, over the whole life.
+            seed: Seed of the lots that order equal images, and of the images that labels are asked for.
+        """
+        return Watch(self, folder, alpha=alpha, seed=seed)
 
     def predict(self, images: Any) -> Table:
         """The model's table of images, with every column that the guard reads, and labels that are its own classes."""

@@ -1,0 +1,204 @@
+"""Tests that may be looked at after every image: is what arrives like the calibration images, and is a rate too high?
+
+**Like the calibration images.** A statistic of an image falls into one of several bins that do not depend on any
+calibration or new image. With all images so far, the calibration images first, N in number,
+
+    p_n = (images in higher bins + U_n images in the same bin) / N           U_n uniform; the image itself counts
+
+If new images are exchangeable with the calibration images, p_1, p_2, ... are independent and uniform (Vovk, Gammerman &
+Shafer 2005, chapter 8). So whatever density f_n on [0, 1] is chosen before p_n is known, E f_n(p_n) = 1: a bet at
+fair odds. The bets b are kappa p^(kappa - 1), the same of 1 - p, and densities that are learned from earlier p-values.
+
+**A rate.** x_n >= 0 has a mean of at most r, whatever came before: a bet is f_n = 1 + l (x_n - r), with 0 <= l < 1 / r.
+
+**When does it begin?** Nobody knows, so capital is spread over all starts j: pi_j = S(j - 1) - S(j), S(t) = log 20 /
+log(20 + t). With B bets,
+
+    M_t = S(t) + sum_b 1 / B  sum_(j <= t) pi_j  prod_(i = j .. t) f_b,i          R_b,t = (R_b,t-1 + pi_t) f_b,t
+
+begins at 1 and cannot be expected to grow: P(M_t >= 1 / alpha for any t) <= alpha (Ville 1939). S falls slowly: to find
+a change after a million images costs 14 units of log-capital more than to find one after the first.
+"""
+
+import math
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from dubito.types import Json
+
+_POWERS = (0.2, 0.5, 0.8)
+_WINDOWS = (30, 300)
+"""Images that a learned density remembers."""
+_PARTS = 20
+"""Steps of a learned density."""
+_DELAY = 20
+_RATIOS = (1.25, 1.5, 2.0, 4.0)
+"""Rates that bets are best for, as multiples of the bound."""
+
+
+@final
+class Capital:
+    """The capital of several bets over all starts, as logarithms.
+
+    Attributes:
+        seen: How many bets have been settled.
+        log_r: (b) log R of every bet.
+        cusum: (b) log-capital since the best start.
+        start: (b) that start, counted from 0.
+    """
+
+    def __init__(self, bets: int) -> None:
+        self.seen = 0
+        self.log_r = np.full(bets, -np.inf)
+        self.cusum, self.start = np.zeros(bets), np.zeros(bets, dtype=np.int64)
+
+    def settle(self, log_f: Float64[np.ndarray, "b"]) -> None:
+        """Take one outcome of every bet."""
+        before, self.seen = self.seen, self.seen + 1
+        weight = math.log(_survival(before) - _survival(self.seen))
+        self.log_r = np.logaddexp(self.log_r, weight) + log_f
+        fresh = self.cusum <= 0
+        self.start = np.where(fresh, before, self.start)
+        self.cusum = np.where(fresh, 0.0, self.cusum) + log_f
+
+    @property
+    def log_total(self) -> float:
+        """The logarithm of M: at or above log(1 / alpha), the hypothesis is refuted at alpha."""
+        together = float(np.logaddexp.reduce(self.log_r)) - math.log(len(self.log_r))
+        return float(np.logaddexp(math.log(_survival(self.seen)), together))
+
+    @property
+    def since(self) -> int:
+        """Where a change has most likely begun, as the number of outcomes before it."""
+        return int(self.start[int(np.argmax(self.cusum))])
+
+    def to_json(self) -> Json:
+        """As plain values; minus infinity is None."""
+        return {
+            "seen": self.seen,
+            "log_r": [None if one == -np.inf else one for one in self.log_r.tolist()],
+            "cusum": self.cusum.tolist(),
+            "start": self.start.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, saved: Json) -> "Capital":
+        """What `to_json` returned."""
+        capital = cls(len(saved["log_r"]))
+        capital.seen = int(saved["seen"])
+        capital.log_r = np.array([-np.inf if one is None else one for one in saved["log_r"]], dtype=np.float64)
+        capital.cusum = np.array(saved["cusum"], dtype=np.float64)
+        capital.start = np.array(saved["start"], dtype=np.int64)
+        return capital
+
+
+@final
+class ExchangeabilityTest:
+    """Whether a statistic of new images is exchangeable with that of the calibration images.
+
+    Args:
+        counts: How many calibration images are in each bin.
+        ordered: Whether bins have an order; classes have none.
+    """
+
+    def __init__(self, counts: Int64[np.ndarray, "k"], *, ordered: bool = True) -> None:
+        self.counts, self.ordered = counts.astype(np.int64), ordered
+        self.capital = Capital(len(_WINDOWS) + 2 * len(_POWERS) * ordered)
+        self.learned = np.ones((len(_WINDOWS), _PARTS))
+
+    def update(self, bin_: int, u: float) -> float:
+        """Take one image, by its bin and a number that is uniform on (0, 1); returns its p-value."""
+        self.counts[bin_] += 1
+        p = float((self.counts[bin_ + 1 :].sum() + u * self.counts[bin_]) / self.counts.sum())
+        self.capital.settle(self.log_bets(p))
+        self.learned = 1 + (self.learned - 1) * (1 - 1 / np.array(_WINDOWS)[:, None])
+        self.learned[:, _part(p)] += 1
+        return p
+
+    def log_bets(self, p: float) -> Float64[np.ndarray, "b"]:
+        """The logarithm of every density at a p-value; half of a learned one is uniform."""
+        shares = self.learned[:, _part(p)] / self.learned.sum(1)
+        log_f = [np.log(0.5 + 0.5 * _PARTS * shares)]
+        if self.ordered:
+            powers = np.array(_POWERS)
+            log_f += [np.log(powers) + (powers - 1) * math.log(max(one, 1e-300)) for one in (p, 1 - p)]
+        return np.concatenate(log_f)
+
+    def to_json(self) -> Json:
+        """As plain values."""
+        return {
+            "counts": self.counts.tolist(),
+            "ordered": self.ordered,
+            "learned": self.learned.tolist(),
+            "capital": self.capital.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, saved: Json) -> "ExchangeabilityTest":
+        """What `to_json` returned."""
+        test = cls(np.array(saved["counts"], dtype=np.int64), ordered=bool(saved["ordered"]))
+        test.learned, test.capital = np.array(saved["learned"]), Capital.from_json(saved["capital"])
+        return test
+
+
+@final
+class RateTest:
+    """Whether a rate exceeds its bound, from outcomes that are 0 or their weight.
+
+    Args:
+        bound: The bound r.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+        rates = [rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound]
+        self._bets = np.array([(rate - bound) / (bound * (1 - bound)) for rate in rates])
+        self.capital = Capital(len(rates))
+        self.total = 0.0
+
+    def update(self, x: float) -> None:
+        """Take one outcome."""
+        self.total += x
+        self.capital.settle(np.log1p(self._bets * (x - self.bound)))
+
+    @property
+    def observed(self) -> float | None:
+        """The mean of all outcomes."""
+        return self.total / self.capital.seen if self.capital.seen else None
+
+    def needed(self, alpha: float) -> int:
+        """About how many more outcomes would refute the bound, if the rate is what it seems, or else twice the bound.
+
+        Capital grows by KL(rate, bound) per outcome.
+        """
+        rate = self.observed or 0.0
+        rate = min(rate if rate > 1.05 * self.bound else 2 * self.bound, 0.999)
+        r = self.bound
+        growth = rate * math.log(rate / r) + (1 - rate) * math.log((1 - rate) / (1 - r))
+        return max(1, math.ceil((math.log(1 / alpha) - self.capital.log_total) / growth))
+
+    def to_json(self) -> Json:
+        """As plain values."""
+        return {"bound": self.bound, "total": self.total, "capital": self.capital.to_json()}
+
+    @classmethod
+    def from_json(cls, saved: Json) -> "RateTest":
+        """What `to_json` returned."""
+        test = cls(float(saved["bound"]))
+        test.total, test.capital = float(saved["total"]), Capital.from_json(saved["capital"])
+        return test
+
+
+def _part(p: float) -> int:
+    return min(int(p * _PARTS), _PARTS - 1)
+
+
+def _survival(t: int) -> float:
+    return math.log(_DELAY) / math.log(_DELAY + t)
+
+
+def uniform(seed: int, n: int) -> Any:
+    """The n-th uniform number of a seed, whatever was drawn before: a test that is read from disk continues alike."""
+    return float(np.random.Generator(np.random.Philox(key=seed, counter=n)).random())

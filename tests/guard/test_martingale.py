@@ -1,0 +1,143 @@
+"""Tests that may be looked at at any time: against sums over all starts, by brute force, and by simulation."""
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import binomtest, kstest
+
+from dubito.guard.martingale import Capital, ExchangeabilityTest, RateTest, uniform
+
+
+def counts(values: np.ndarray, bins: int = 20) -> np.ndarray:
+    return np.bincount((values * bins).astype(int), minlength=bins)
+
+
+def test_capital_is_the_sum_over_all_starts():
+    rng = np.random.default_rng(0)
+    log_f = rng.normal(0, 0.3, size=(30, 3))
+    capital = Capital(3)
+    for row in log_f:
+        capital.settle(row)
+    survival = [math.log(20) / math.log(20 + t) for t in range(31)]
+    total = survival[30]
+    for bet in range(3):
+        for start in range(30):
+            total += (survival[start] - survival[start + 1]) * math.exp(log_f[start:, bet].sum()) / 3
+    assert capital.log_total == pytest.approx(math.log(total))
+    best = max((log_f[start:, bet].sum(), start) for bet in range(3) for start in range(30))
+    assert capital.since == best[1]
+
+
+def test_p_values_by_definition():
+    rng = np.random.default_rng(0)
+    calibration, new = rng.random(50), rng.random(40)
+    test = ExchangeabilityTest(counts(calibration))
+    seen = list((calibration * 20).astype(int))
+    for n, bin_ in enumerate((new * 20).astype(int)):
+        seen.append(bin_)
+        u = uniform(3, n)
+        expected = (np.sum(np.array(seen) > bin_) + u * np.sum(np.array(seen) == bin_)) / len(seen)
+        assert test.update(int(bin_), u) == pytest.approx(expected)
+
+
+def test_p_values_of_exchangeable_images_are_uniform_and_independent():
+    rng = np.random.default_rng(1)
+    test = ExchangeabilityTest(counts(rng.random(20) ** 2))
+    p = np.array([test.update(int(one * 20), rng.random()) for one in rng.random(3000) ** 2])
+    assert kstest(p, "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(p[:-1], p[1:])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_bets_are_fair_whatever_came_before(ordered):
+    rng = np.random.default_rng(2)
+    test = ExchangeabilityTest(np.array([50, 50]), ordered=ordered)
+    for _ in range(40):
+        test.update(0, rng.random())
+    edges = np.linspace(0, 1, 21)
+    for bet in range(8 if ordered else 2):
+        parts = [
+            quad(lambda p, bet=bet: math.exp(test.log_bets(p)[bet]), low, high, limit=200)[0]
+            for low, high in pairwise(edges)
+        ]
+        assert sum(parts) == pytest.approx(1, abs=1e-4)
+
+
+def test_false_alarms_are_rare_over_the_whole_life():
+    alarms = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        test = ExchangeabilityTest(counts(rng.random(60)))
+        best = -np.inf
+        for one in rng.random(300):
+            test.update(int(one * 20), rng.random())
+            best = max(best, test.capital.log_total)
+        alarms += best >= math.log(10)
+    assert binomtest(alarms, 200, 0.1, alternative="greater").pvalue > 0.01
+
+
+@pytest.mark.parametrize(("power", "most"), [(2.0, 220), (4.0, 80), (0.5, 220)])
+def test_changes_are_found_and_dated(power, most):
+    rng = np.random.default_rng(0)
+    test = ExchangeabilityTest(counts(rng.random(1000), 200))
+    for one in rng.random(500):
+        test.update(int(one * 200), rng.random())
+    assert test.capital.log_total < math.log(100)
+    for one in rng.random(most) ** (1 / power):
+        test.update(int(one * 200), rng.random())
+    assert test.capital.log_total >= math.log(100)
+    assert abs(test.capital.since - 500) < 150
+
+
+def test_classes_have_no_order():
+    rng = np.random.default_rng(0)
+    test = ExchangeabilityTest(np.full(10, 100), ordered=False)
+    for one in [*rng.integers(10, size=300), *rng.choice([3, 7], size=60)]:
+        test.update(int(one), rng.random())
+    assert test.capital.log_total > math.log(100)
+    assert 290 <= test.capital.since <= 310
+
+
+def test_a_rate_above_its_bound_is_found_and_one_at_it_is_not():
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(200):
+        test, best = RateTest(0.1), -np.inf
+        for x in rng.random(300) < 0.1:
+            test.update(float(x))
+            best = max(best, test.capital.log_total)
+        alarms += best >= math.log(10)
+    assert binomtest(alarms, 200, 0.1, alternative="greater").pvalue > 0.01
+    test, delays = RateTest(0.1), 0
+    expected = test.needed(0.01)
+    while test.capital.log_total < math.log(100):
+        test.update(float(rng.random() < 0.2))
+        delays += 1
+    assert 0.3 * expected < delays < 3 * expected
+    assert test.observed == pytest.approx(0.2, abs=0.08)
+
+
+@pytest.mark.parametrize("kind", ["images", "classes", "rate"])
+def test_a_test_that_is_saved_continues_alike(kind):
+    def fresh():
+        return RateTest(0.05) if kind == "rate" else ExchangeabilityTest(np.full(5, 9), ordered=kind == "images")
+
+    def step(test, n):
+        return test.update(float(n % 7 == 0)) if kind == "rate" else test.update(n % 5, uniform(0, n))
+
+    one, other = fresh(), fresh()
+    for n in range(40):
+        step(one, n)
+        step(other, n)
+        other = type(other).from_json(json.loads(json.dumps(other.to_json())))
+    assert other.to_json() == one.to_json()
+
+
+def test_lots_depend_on_their_number_alone():
+    assert uniform(0, 5) == uniform(0, 5)
+    assert len({uniform(0, n) for n in range(100)} | {uniform(1, n) for n in range(100)}) == 200
+    assert kstest([uniform(7, n) for n in range(2000)], "uniform").pvalue > 0.01

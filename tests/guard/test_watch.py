@@ -1,0 +1,239 @@
+"""A watch: no alarm without a change, what changed and since when, labels that come later, and a state that lasts."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dubito
+from dubito.errors import ArtefactError, GuardError, ValueRangeError
+from dubito.guard import Guard
+from dubito.guard.thresholds import risk_threshold
+from dubito.guard.watch import Watch, _interval
+from dubito.table import Table
+
+from .world import blobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def guard() -> Guard:
+    return Guard.fit(None, blobs(1500), risk=0.1, scores=["entropy"], sets=False)
+
+
+def named(table: Table, prefix: str = "") -> Table:
+    return table.extended(id=[f"{prefix}{row}.png" for row in range(len(table))])
+
+
+def unlabelled(n: int, seed: int, noise: float = 1.0) -> Table:
+    table = blobs(n, seed=seed, noise=noise)
+    return named(table.select("feature", "logit"), f"{seed}-")
+
+
+def test_images_like_those_of_the_calibration_raise_no_alarm(guard):
+    watch = guard.watch()
+    report = watch.update(guard.decide(unlabelled(600, seed=1)))
+    assert (report.images, report.alarm, report.title()) == (600, False, "600 images, no alarm")
+    assert report.findings()[-1].startswith("Nothing has to be done. About")
+
+
+def test_a_change_is_found_named_and_dated(guard):
+    watch = guard.watch()
+    watch.update(guard.decide(unlabelled(300, seed=1)))
+    report = watch.update(guard.decide(unlabelled(150, seed=2, noise=2.5)))
+    (alarm,) = report.alarms
+    assert alarm["kind"] == "images"
+    assert 300 < alarm["images"] < 450
+    assert abs(alarm["since"] - 300) < 60
+    moved = " ".join(report.findings())
+    assert "Features are rarer than those of the calibration images since image" in moved
+    assert "of the images are accepted and" in moved
+    assert "'2-" in moved  # images that show it
+    assert "guard.refit" in report.advice
+    again = watch.update(guard.decide(unlabelled(50, seed=3, noise=2.5)))
+    assert again.alarms == report.alarms  # one alarm, not one per image
+
+
+def test_classes_that_are_predicted_more_often(guard):
+    table = unlabelled(2000, seed=4)
+    only = table.rows((table.logit.argmax(1) == 2).nonzero()[:, 0][:120])
+    report = guard.watch().update(guard.decide(only))
+    assert report.evidence["classes"] > 200
+    assert any(one.startswith("'class 2' is predicted for 100 % of the images") for one in report.findings())
+
+
+def test_labels_of_a_batch_show_that_the_guarantee_is_broken(guard):
+    table = named(blobs(400, seed=5))
+    wrong = torch.rand(400, generator=torch.Generator().manual_seed(0)) < 0.4
+    table = table.select("feature", "logit", "id").extended(
+        label=torch.where(wrong, (table.label + 1) % 4, table.label)
+    )
+    report = guard.watch().update(guard.decide(table))
+    assert [one["kind"] for one in report.alarms] == ["guarantee"]
+    low, high = report.interval
+    assert 0.1 < low < 0.4 < high
+    assert report.findings()[0].startswith("The guarantee is broken: ")
+    assert report.advice.startswith("Stop using its verdicts")
+
+
+def test_labels_that_come_later_count_if_they_were_drawn(guard):
+    watch = guard.watch()
+    table = named(blobs(300, seed=6))
+    truth = dict(zip(table.id.tolist(), table.label.tolist(), strict=True))
+    decisions = guard.decide(table.select("feature", "logit", "id"))
+    watch.update(decisions)
+    asked = watch.ask(50)
+    accepted = {name for name, accept in zip(table.id.tolist(), decisions.accept.tolist(), strict=True) if accept}
+    assert len(set(asked)) == 50
+    assert set(asked) <= accepted
+    assert watch.report().asked == 50
+    report = watch.label({name: truth[name] for name in asked})
+    assert (report.outcomes, report.asked, report.volunteered) == (50, 0, 0)
+    predicted = dict(zip(table.id.tolist(), table.logit.argmax(1).tolist(), strict=True))
+    assert report.observed == pytest.approx(np.mean([truth[name] != predicted[name] for name in asked]))
+    others = sorted(accepted - set(asked))[:20]
+    report = watch.label({name: truth[name] for name in others})
+    assert (report.outcomes, report.volunteered) == (50, 20)
+    more = sorted(accepted - set(asked) - set(others))[:10]
+    assert watch.label({name: truth[name] for name in more}, drawn=True).outcomes == 60
+    with pytest.raises(GuardError, match=r"a label must be a class of the model, .* got 'cat'\. Nothing was changed"):
+        watch.label({others[0]: "cat"})
+
+
+@pytest.mark.parametrize("kind", ["coverage", "false_alarms"])
+def test_other_guarantees(kind):
+    guard = Guard.fit(None, blobs(1500), **{kind: 0.8 if kind == "coverage" else 0.1}, scores=["entropy"], sets=False)
+    good = guard.watch().update(guard.decide(named(blobs(300, seed=7))))
+    assert not good.alarm
+    assert good.outcomes > 200
+    bad = guard.watch().update(guard.decide(named(blobs(300, seed=8, noise=4))))
+    assert "guarantee" in [one["kind"] for one in bad.alarms]
+
+
+def test_the_state_is_read_again_and_belongs_to_one_guard(guard, tmp_path):
+    table = unlabelled(120, seed=9)
+    whole = guard.watch(seed=3).update(guard.decide(table))
+    for start in range(0, 120, 40):
+        report = guard.watch(tmp_path / "watch", seed=3).update(guard.decide(table.rows(slice(start, start + 40))))
+    assert report.to_dict() == whole.to_dict()
+    assert (tmp_path / "watch" / "watch.json").stat().st_size < 250_000
+    for other in (guard.with_risk(0.2), guard):
+        with pytest.raises(ArtefactError, match="is of another guard, or of another alpha or seed"):
+            other.watch(tmp_path / "watch", seed=4)
+    (tmp_path / "watch" / "watch.json").write_text("{}")
+    with pytest.raises(ArtefactError, match=r"watch\.json must be of format 1"):
+        guard.watch(tmp_path / "watch", seed=3)
+
+
+def feed(guard: Guard, folder: Path, seed: int) -> None:
+    watch = guard.watch(folder)
+    for start in range(5):
+        watch.update(guard.decide(unlabelled(50, seed).rows(slice(10 * start, 10 * start + 10))))
+
+
+def test_several_processes_feed_one_watch(guard, tmp_path):
+    processes = [
+        multiprocessing.get_context("fork").Process(target=feed, args=(guard, tmp_path, seed)) for seed in (1, 2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert guard.watch(tmp_path).report().images == 100
+
+
+KILLED = """
+import sys
+import dubito
+guard = dubito.Guard.load(sys.argv[1])
+table = dubito.open(sys.argv[2])
+watch = guard.watch(sys.argv[3])
+while True:
+    watch.update(guard.decide(table))
+    print(watch.report().images, flush=True)
+"""
+
+
+def test_killed_at_any_instant_nothing_is_lost(guard, tmp_path):
+    guard.save(tmp_path / "guard")
+    model = dubito.wrap(torch.nn.Linear(6, 4))
+    cache = dubito.extract(model, torch.randn(5, 6), tmp_path / "cache", workers=0, progress=False)
+    guard = Guard.fit(None, blobs(1500), risk=0.1, scores=["entropy"], sets=False, novel=0.0)
+    guard.save(tmp_path / "guard")
+    assert len(cache) == 5
+    command = [sys.executable, "-c", KILLED, *(str(tmp_path / name) for name in ("guard", "cache", "watch"))]
+    rng, seen = np.random.default_rng(0), 0
+    for _ in range(6):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = [int(process.stdout.readline())]
+            time.sleep(rng.uniform(0, 0.15))
+            os.kill(process.pid, signal.SIGKILL)
+            lines += [int(line) for line in process.stdout.read().splitlines() if line]
+        images = guard.watch(tmp_path / "watch").report().images
+        assert images % 5 == 0
+        assert images >= max(lines) > seen
+        seen = images
+    saved = json.loads((tmp_path / "watch" / "watch.json").read_text())
+    assert len(saved["alarms"]) <= 2
+
+
+def test_the_interval_holds_at_all_times_at_once():
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(100):
+        x = np.cumsum(rng.random(200) < 0.1)
+        intervals = (_interval(int(x[n - 1]), n, 0.1) for n in (5, 20, 50, 100, 200))
+        missed += any(not low <= 0.1 <= high for low, high in intervals)
+    assert missed <= 17
+    assert _interval(0, 0, 0.1) == (0.0, 1.0)
+    low, high = _interval(10, 100, 0.05)
+
+    def capital(q: float) -> float:
+        grid = (np.arange(20_000) + 0.5) / 20_000
+        prior = 9 * (1 - grid) ** 8  # Beta(1, 9)
+        return float(np.mean(prior * grid**10 * (1 - grid) ** 90) / (q**10 * (1 - q) ** 90))
+
+    assert capital(low) == pytest.approx(20, rel=1e-3)
+    assert capital(high) == pytest.approx(20, rel=1e-3)
+
+
+def test_a_guard_that_is_refitted_is_calibrated_on_all_new_images(guard):
+    new = blobs(800, seed=11, noise=1.3)
+    refitted = guard.refit(new)
+    assert (refitted.rows["calibrate"], refitted.threshold.of) == (800, 800)
+    u, wrong = refitted.calibration.outcomes
+    assert refitted.threshold == risk_threshold(u, wrong, risk=0.1, confidence=0.95)
+    assert refitted.threshold.value < guard.threshold.value
+    assert not refitted.watch().update(refitted.decide(unlabelled(300, seed=12, noise=1.3))).alarm
+    with pytest.raises(GuardError, match=r"guard\.refit: .*needs more than 29 calibration images"):
+        guard.refit(new.rows(slice(0, 20)))
+
+
+def test_a_stream_has_the_verdicts_of_the_guard(guard):
+    table = unlabelled(45, seed=13)
+    watch = guard.watch()
+    streamed = list(guard.stream(table, batch=10, watch=watch))
+    assert [one.to_dict() for one in streamed] == [one.to_dict() for one in guard.decide(table)]
+    assert watch.report().images == 45
+
+
+def test_settings(guard):
+    with pytest.raises(ValueRangeError, match="watch: alpha must be a number in"):
+        Watch(guard, alpha=0.0)
+    with pytest.raises(ValueRangeError, match=r"watch\.ask: count must be"):
+        guard.watch().ask(0)
+    assert guard.watch().ask(5) == []
+    pytest.importorskip("matplotlib")
+    report = guard.watch().update(guard.decide(unlabelled(30, seed=1)))
+    assert report.plot().get_ylabel() == "evidence, powers of ten"
+    assert math.isfinite(report.history[-1][1])
