@@ -143,7 +143,7 @@ def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> No
         assert result["scores"]["mutual_information"][metric] == expected["scores"]["mutual_information"][metric]
     answer = run("evaluate", labelled, "-s", "mutual_information", "--resamples", 5)
     assert answer.code == 1
-    assert "mutual_information.score needs column 'members'" in answer.err
+    assert "mutual_information needs column 'members'" in answer.err
     assert "dubito.probes.Members(models)" in answer.err
 
 
@@ -223,7 +223,7 @@ def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> No
 def test_without_labels_and_ood_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:
     answer = run("compare", cache)
     assert answer.code == 1
-    assert "Extract it with labels, or give OOD images." in answer.err
+    assert "Add labels (`dubito label CACHE LABELS`), or give OOD images." in answer.err
 
 
 QUICK = ("--resamples", 10, "--buckets", 4)
@@ -282,7 +282,7 @@ def test_reject_is_shown_and_written(run: Run, tiled: Path, tmp_path: Path) -> N
 def test_what_reject_lacks_is_reported(run: Run, tiled: Path, cache: Path) -> None:
     answer = run("reject", cache)
     assert answer.code == 1
-    assert "rejection_study needs column 'label'" in answer.err
+    assert "dubito reject needs column 'label'" in answer.err
     answer = run("reject", tiled, "--of", "tiles_9", *QUICK)
     assert answer.code == 1
     assert "needs an ensemble 'tiles_9'" in answer.err

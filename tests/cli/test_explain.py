@@ -157,7 +157,7 @@ def test_one_cache_with_an_ensemble(run: Run, images: Path, weights: Path, tmp_p
 def test_ensemble_errors(run: Run, cache: Path, members: dict[str, list[Path]]) -> None:
     answer = run("ensemble", cache)
     assert answer.code == 1
-    assert "diagnose_ensemble(--of 'members') needs column 'members_logit' or 'members'" in answer.err
+    assert "dubito ensemble needs column 'members_logit' or 'members'" in answer.err
     answer = run("ensemble", *members["cats"], "--ood", members["dogs"][0])
     assert answer.code == 2
     assert "--ood takes as many caches as there are members, 4, in their order; got 1." in answer.err

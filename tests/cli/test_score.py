@@ -286,8 +286,7 @@ def test_a_head_of_an_unknown_backbone_is_used_with_a_note(run: Run, cache: Path
     answer = run("score", cache, "--head", "stray", "-s", "entropy", "--json")
     assert answer.code == 0, answer.err
     assert answer.json["notes"] == [
-        f"head.score: the head does not record its model, so whether it fits {cache}, made by {MODEL}, cannot "
-        "be checked."
+        f"head: the head does not record its model, so whether it fits {cache}, made by {MODEL}, cannot be checked."
     ]
 
 

@@ -174,7 +174,7 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
         (
             ("--per-class",),
             1,
-            "has no labels. Extract it with labels (images in class folders, or dubito extract --labels",
+            "has no labels. Add labels with `dubito label",
         ),
         (
             ("--score", "entropy", "--head", "auto"),

@@ -305,7 +305,7 @@ def test_text():
         (lambda: diagnose_ensemble(table(m=1)), TableError,
          r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models"),
         (lambda: diagnose_ensemble(Table(logit=torch.zeros(3, 2)), of="views"), MissingColumnError,
-         r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
+         r"diagnose_ensemble needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
         (lambda: diagnose_ensemble(table(1)), TableError, r"table needs at least 2 rows; mine has 1"),
         (lambda: diagnose_ensemble(Table(members_logit=torch.zeros(3, 2))), TableError,
          r"column 'members_logit' of table must be \(n, m, c\), logits of m members; got shape \(3, 2\)"),

@@ -1,10 +1,16 @@
 """Errors of the first hour name what is wrong, and a remedy that works where the user is."""
 
+import contextlib
+import io
+import re
+
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import dubito
+from dubito.cli import main
 from dubito.errors import ArtefactError, CacheError, GuardError, ModelError, TableError, ValueRangeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,3 +61,44 @@ def test_a_share_in_per_cent_is_recognised(world, value, hint):
 def test_a_device_is_tried_before_weights_are_read(tmp_path):
     with pytest.raises(ModelError, match="device: 'gpu' cannot be used here"):
         dubito.load("timm:test_resnet", weights=tmp_path / "not-there.pt", device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("guard fit {plain} --to g", "dubito guard fit needs column 'label'; .* by `dubito label CACHE LABELS`, or"),
+        ("reject {plain}", "dubito reject needs column 'label'"),
+        ("label-issues {plain}", "dubito label-issues needs column 'label'"),
+        ("score {plain} -s regrad", "error: regrad needs column 'gradient'; .*`dubito extract ... --probe gradient`"),
+        ("score {plain} -s mutual_information", r"several models \(in Python: dubito.extract\(..., probes=\[dubito"),
+        ("ensemble {plain}", "dubito ensemble needs column .*, or pass the caches of several models"),
+        ("evaluate {plain}", "Add labels with `dubito label {plain} LABELS`, or pass .* --ood CACHE"),
+        ("compare {plain}", r"errors are unknown. Add labels \(`dubito label CACHE LABELS`\), or give OOD"),
+        ("guard fit {labelled} --risk 10 --to g", "--risk must be a number in .* 10 % is 0.1"),
+        ("guard run {plain} {plain}", "no guard in '.*': that is a cache. Save one with `dubito guard fit`"),
+        ("guard run {plain} {guard}", "GUARD and IMAGES are swapped"),
+        ("list scores entrpy", "no name contains 'entrpy'. Did you mean entropy"),
+        ("label {plain} {plain}.csv", r"CSV file '.*\.csv' must be a file; there is none"),
+        ("report timm:test_resnet /nope", "error: IMAGES must be an existing folder or file; '/nope' does not exist"),
+    ],
+)
+def test_the_command_line_speaks_of_commands_and_options(world, call, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {name: world / name for name in ("plain", "labelled", "guard")}
+    _, err = run(*call.format(**places).split())
+    assert re.search(says.format(**places), err), err
+
+
+def test_targets_are_read_before_a_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(dubito, "load", None)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    places = (str(tmp_path), "--to", str(tmp_path / "cache"), "--targets", str(tmp_path / "t.npy"))
+    code, err = run("extract", "timm:test_resnet", *places)
+    assert (code, "t.npy' must be an .npy or .npz file" in err) == (1, True), err
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, err.getvalue()

@@ -173,7 +173,7 @@ def test_a_missing_column_says_who_writes_it():
         _ = table.label
     assert str(error.value) == (
         "table.label needs column 'label'; cache/test has logit. "
-        "It is written by an extraction of images with labels (class folders, a CSV file, labels=...)."
+        "It is written by dubito.cache.label_cache(folder, labels), or by an extraction of images with labels."
     )
     with pytest.raises(MissingColumnError, match=r"energy\.score needs column 'mine'.* Run the probe that writes"):
         table.require("logit", "mine", by="energy.score")

@@ -34,11 +34,33 @@ if TYPE_CHECKING:
     Stored = dubito.Guard | dubito.SafeIndex | dubito.Table
 
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
-_LABEL = re.compile(r"dubito\.cache\.label_cache\('([^']*)', labels\)")
+_LABEL = re.compile(r"dubito\.cache\.label_cache\((?:'([^']*)'|folder), labels\)")
 _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
 _PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|\([^()]*\))(?:, )?)+)\)")
-_COMMANDS = {"SafeIndex.save": "`dubito search build`", "Guard.save": "`dubito guard fit`"}
-"""What writes a folder: in Python, and on the command line."""
+_PHRASES = {
+    "with SafeIndex.save.": "with `dubito search build`.",
+    "with Guard.save.": "with `dubito guard fit`.",
+    "join the tables of several models with dubito.ensemble": "pass the caches of several models",
+    "(dubito.extract(..., probes=": "(in Python: dubito.extract(..., probes=",  # which no option can stand for
+}
+"""What to do: in Python, and on the command line."""
+_COMMANDS = {
+    "Guard.fit": "guard fit",
+    "guard.decide": "guard run",
+    "guard.export_onnx": "guard export",
+    "SafeIndex.build": "search build",
+    "SafeIndex.search": "search query",
+    "draw_map": "map",
+    "model_report": "report",
+    "least_trusted": "report",
+    "rejection_study": "reject",
+    "diagnose_ensemble": "ensemble",
+    "find_label_issues": "label-issues",
+    "label_cache": "label",
+    "head.fit": "train",
+}
+"""What errors begin with: the function that was called, and the command that calls it."""
+_CALLER = re.compile(rf"^(?:({'|'.join(map(re.escape, _COMMANDS))})|(\w+)\.(?:fit|score))(?=[ :])")
 _CODE = r"`[^`]*`|\bdubito\.[\w.]+\((?:[^()]|\([^()]*\))*\)|(?<!\w)'[^']*'"
 """Parts of a message that are left as they are: commands, calls in Python and quoted values."""
 
@@ -378,9 +400,9 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     """
     text = _EXTRACT.sub(lambda match: f"`dubito extract MODEL {match[1] or 'IMAGES'} --to {match[2]}`", text)
     text = _PROBE.sub(lambda match: f"`dubito extract ... --probe {_snake(match[1])}`", text)
-    for call, command_line in _COMMANDS.items():
-        text = text.replace(f"with {call}.", f"with {command_line}.")
-    text = _LABEL.sub(r"`dubito label \1 LABELS`", text)
+    for python, command_line in _PHRASES.items():
+        text = text.replace(python, command_line)
+    text = _LABEL.sub(lambda match: f"`dubito label {match[1] or 'CACHE'} LABELS`", text)
     if not options:
         return text
     text = _PREPROCESS.sub(lambda match: _flags(match[1]) if "transform" in options else match[0], text)
@@ -396,8 +418,9 @@ def translate(text: str, options: Mapping[str, str]) -> str:
         value = match["value"].removeprefix("True")
         return options[match["keyword"]] + (value if value in ("", ".", ",", ";", ")") else f" {value}")
 
-    # The function that was called means nothing to people who typed an option.
-    return re.sub(r"^[\w.]+: (?=--)", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
+    # The function that was called means nothing to people who typed an option or a command.
+    text = re.sub(r"^[\w.]+: (?=--)", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
+    return _CALLER.sub(lambda match: f"dubito {_COMMANDS[match[1]]}" if match[1] else match[2], text)
 
 
 def _flags(settings: str) -> str:
@@ -474,7 +497,7 @@ def _recorded_weights(checkpoint: Mapping[str, str], what: str) -> str:
     if not path.is_file():
         raise BadParameter(
             f"{what} belongs to a model with the weights of '{path}', which is not there. Put it back, or pass "
-            f"--weights with its new place."
+            f"its new path with --weights."
         )
     if checksum(path) != checkpoint["checksum"]:
         raise BadParameter(

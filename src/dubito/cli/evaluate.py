@@ -30,8 +30,8 @@ def evaluate(
         other = None if ood is None else dubito.open(ood)
         if other is None and "label" not in table:
             raise dubito.DubitoError(
-                f"evaluate: '{cache}' has no labels, so there is nothing to compare with. Extract it with labels "
-                f"(class folders or --labels FILE), or give out-of-distribution images with --ood CACHE."
+                f"'{cache}' has no labels, so there is nothing to compare with. Add labels with "
+                f"`dubito label {cache} LABELS`, or pass out-of-distribution images with --ood CACHE."
             )
     with screen.waiting("scoring, with bootstrap intervals"):
         chosen = scores.ready(screen, table)

@@ -100,11 +100,13 @@ def extract(
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
     with screen.waiting("opening the images"):  # what is cheap is checked before the model is fetched
         from dubito.cache.disk import check_place
+        from dubito.cache.labels import to_targets
 
         probes, augmentation = _probes(probe), None
         if epochs > 1 or augment is not None:
             augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
         opened = dubito.open_images(images, reading.labels)
+        compared = None if targets is None else to_targets(targets, opened)
         check_place(to)
     with screen.waiting(f"loading {model}"):
         classifier = load.load(model)
@@ -115,7 +117,7 @@ def extract(
             classifier,
             opened,
             to,
-            targets=targets,
+            targets=compared,
             epochs=epochs,
             augment=augmentation,
             probes=probes,

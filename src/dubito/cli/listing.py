@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument
 
 import dubito
+from dubito.choices import suggestion
 from dubito.cli._console import CommandResult, Screen, command
 
 Entries = list[dict[str, Any]]
@@ -27,11 +28,13 @@ def list_(
 ) -> None:
     """List what there is: scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
     with screen.waiting("listing"):
+        every = {one: _LISTS[one]() for one in ([kind] if kind else _LISTS)}
         entries = {
-            one: [entry for entry in _LISTS[one]() if fnmatch(entry["name"], f"*{filter_}*")]
-            for one in ([kind] if kind else _LISTS)
+            one: [entry for entry in known if fnmatch(entry["name"], f"*{filter_}*")] for one, known in every.items()
         }
         title, rows, remarks = _table(kind, entries[kind], filter_) if kind else _overview(entries)
+    if kind and not entries[kind]:
+        screen.note(f"no name contains '{filter_}'.{suggestion(filter_, [one['name'] for one in every[kind]])}")
     screen.show(CommandResult(title, entries, rows=rows), *remarks, filter=filter_ or None)
 
 

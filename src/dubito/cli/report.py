@@ -75,6 +75,7 @@ def report(
         if images is not None:
             raise BadParameter("--images belong to a CACHE; a MODEL takes them as its second argument.")
         options.check_model_first(*places)
+        screen.options = {**screen.options, "images": "IMAGES"}  # which are no option here
         images, others = places[1], ood
         table, chosen, model = _predicted(screen, places[0], images, cache, guard, reading, load)
     else:

@@ -54,8 +54,8 @@ def build(
         table = dubito.open(cache)
         if per_class and "label" not in table:
             raise TableError(
-                f"--per-class needs the class of every image; {table.name} has no labels. Extract it with labels "
-                f"(images in class folders, or dubito extract --labels FILE), or leave --per-class out."
+                f"--per-class needs the class of every image; {table.name} has no labels. Add labels with "
+                f"`dubito label {cache} LABELS`, or leave --per-class out."
             )
     with screen.waiting("scoring and building"):
         chosen = score.ready(screen, table)

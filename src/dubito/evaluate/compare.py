@@ -402,7 +402,7 @@ def _questions(
     values = {name: of[None] for name, of in u.items()}
     wrong = wrong_predictions(table, by="compare") if has_model_labels(table) else None
     if wrong is None:
-        repair = "" if ood else " Extract it with labels, or give OOD images."
+        repair = "" if ood else " Add labels (dubito.cache.label_cache(folder, labels)), or give OOD images."
         remarks.append(f"{table.name} has no labels of the model's classes, so its errors are unknown.{repair}")
     elif not has_both(wrong):
         repair = "" if ood else " Give more images, or OOD images."

@@ -64,7 +64,7 @@ def partition(table: Table, of: str, *, partitions: int, seed: int, default_name
     if of in table:
         return _from_summary(table, of, name)
     raise MissingColumnError(
-        f"{BY}(of='{of}') needs column '{of}_logit' or '{of}'; {table.name} has "
+        f"{BY} needs column '{of}_logit' or '{of}'; {table.name} has "
         f"{', '.join(table.columns) or 'no columns'}. Extract with a probe of several members, or join the tables of "
         f"several models with dubito.ensemble."
     )

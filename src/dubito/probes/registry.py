@@ -128,10 +128,9 @@ _declare(
 _declare(
     "loss",
     "loss",
-    "the forward probe of a model with a classifying layer, if the images have labels of its own classes, or with "
-    "targets=...",
+    "the forward probe of a model with a classifying layer, if the images have labels of its own classes, or targets",
 )
-_declare("label", "label", "an extraction of images with labels (class folders, a CSV file, labels=...)")
+_declare("label", "label", "dubito.cache.label_cache(folder, labels), or by an extraction of images with labels")
 _declare("id", "id", "every extraction")
 _declare("augmented", "epoch|image_index", "an extraction of augmented epochs (epochs=..., augment=...)")
 _declare(
