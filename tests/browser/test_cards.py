@@ -3,7 +3,8 @@
 import pytest
 from PIL import Image
 
-from dubito.report import Card, write_cards
+from dubito.report import Card, cards_page
+from dubito.storage import export
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +14,8 @@ def page(tmp_path_factory, open_page):
         Card(Image.new("RGB", (20, 20)), name, "", name, group, {"entropy": u, "max_logit": v})
         for name, (group, u, v) in scores.items()
     ]
-    return open_page(write_cards(tmp_path_factory.mktemp("cards") / "cards.html", "Three", cards, lead="Some."))
+    shown = cards_page("Three", cards, lead="Some.").encode()
+    return open_page(export(tmp_path_factory.mktemp("cards") / "cards.html", shown))
 
 
 def visible(page) -> str:
@@ -39,7 +41,8 @@ def test_a_report_starts_in_its_own_order_and_comes_back_to_it(tmp_path, open_pa
         Card(None, name, "", name, verdict, {"entropy": u}, verdict=verdict, reason="because", tone="bad")
         for name, verdict, u in (("a", "abstain", 1.0), ("b", "accept", 2.0), ("c", "accept", 2.0))
     ]
-    page = open_page(write_cards(tmp_path / "own.html", "Own", cards, lead="Some.", order="least trusted"))
+    shown = cards_page("Own", cards, lead="Some.", order="least trusted").encode()
+    page = open_page(export(tmp_path / "own.html", shown))
     assert visible(page) == "abc"
     page.locator(".choice").get_by_text("entropy").click()
     assert visible(page) == "bca"  # b and c are equal, and stay as they were

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from tests.page.test_render import Reader
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
-from dubito.report.gallery import Card, Summary, write_cards, write_gallery
+from dubito.report.gallery import Card, Summary, cards_page, write_gallery
+from dubito.storage import export
 
 EVIL = """<script>alert("x")</script>&'"""
 
@@ -119,6 +121,10 @@ def test_errors(tmp_path: Path):
 def card(u: float, v: float = 0.0, **changes: str) -> Card:
     texts = {"title": "tabby", "detail": "62%", "caption": "a cat, blur 2", "group": "blur"} | changes
     return Card(image=Image.new("RGB", (600, 300), "teal"), scores={"entropy": u, "max_logit": v}, **texts)
+
+
+def write_cards(to: Path, *what: Any, **options: Any) -> Path:
+    return export(to, cards_page(*what, **options).encode())
 
 
 def read(path: Path) -> Reader:

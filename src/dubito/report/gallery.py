@@ -80,33 +80,6 @@ class Summary(NamedTuple):
     small: str = ""
 
 
-def write_cards(
-    to: str | Path,
-    title: str,
-    cards: Sequence[Card],
-    *,
-    lead: str,
-    facts: Sequence[str] = (),
-    about: Mapping[str, str] | None = None,
-    summary: Summary | None = None,
-    order: str = "",
-) -> Path:
-    """Write cards as one self-contained page and return its path.
-
-    Args:
-        to: Path of the HTML file.
-        title: As of `cards_page`, like all that follows.
-        cards: At least one card.
-        lead: The sentences below the heading.
-        facts: Short facts.
-        about: By score, one sentence on what it measures.
-        summary: A table or a drawing above the cards.
-        order: What the page calls the order of the cards, which is kept then.
-    """
-    page = cards_page(title, cards, lead=lead, facts=facts, about=about, summary=summary, order=order)
-    return export(to, page.encode())
-
-
 def cards_page(
     title: str,
     cards: Sequence[Card],
@@ -129,12 +102,12 @@ def cards_page(
         order: What the page calls the order of the cards, which is kept then.
     """
     if not cards:
-        raise ValueRangeError("write_cards needs at least one card; got none. Pass some images.")
+        raise ValueRangeError("cards_page needs at least one card; got none. Pass some images.")
     names = list(cards[0].scores)
     for card in cards:
         if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
             raise ValueRangeError(
-                f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
+                f"cards_page: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
                 f"'{card.caption}' has {dict(card.scores)}. Pass the same scores for every image."
             )
     ranks = {name: shares_below([card.scores[name] for card in cards]) for name in names}
@@ -200,13 +173,9 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
             image, scores = read_pixels(opened, row, by="write_gallery"), {score: float(values[place])}
             where, ranks = f"{rank[place]} of {len(values)}", {score: float(shares[place])}
             cards.append(Card(image, heading, where, opened.ids[row], group, scores, ranks=ranks))
-    return write_cards(
-        to,
-        title,
-        cards,
-        lead=_lead(opened.name, len(uncertain), len(certain), len(values), tail),
-        facts=(f"{len(values)} images", f"median {score.replace('_', ' ')} {np.median(values):.3g}"),
-    )
+    lead = _lead(opened.name, len(uncertain), len(certain), len(values), tail)
+    facts = (f"{len(values)} images", f"median {score.replace('_', ' ')} {np.median(values):.3g}")
+    return export(to, cards_page(title, cards, lead=lead, facts=facts).encode())
 
 
 def shares_below(values: Sequence[float] | Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:

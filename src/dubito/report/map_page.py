@@ -20,10 +20,11 @@ from dubito.data.thumbnails import read_pixels, thumbnail
 from dubito.errors import ArtefactError, BrokenImageError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
+from dubito.page.render import fill, script_data
 from dubito.report import map as maps
 from dubito.report.layout import METHODS
 from dubito.report.map import Map, format_u
-from dubito.report.page import fill, match_images, script_data
+from dubito.report.page import match_images
 from dubito.storage import export
 from dubito.table import Table
 from dubito.types import Images, Json, Score

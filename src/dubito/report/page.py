@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 from dubito.errors import TableError
-from dubito.page.render import fill as fill  # noqa: PLC0414 (the map's page imports it from here)
-from dubito.page.render import script_data as script_data  # noqa: PLC0414
 from dubito.types import Images
 
 
