@@ -126,6 +126,16 @@ def test_an_image_in_detail_and_the_next_by_keyboard(page):
     page.wait_for_function("(before) => new URLSearchParams(location.hash.slice(1)).get('image') !== before", arg=first)
 
 
+def test_a_link_to_an_image_opens_it(page, explorer):
+    page.goto("about:blank")
+    page.goto(f"{explorer.address}#image=3")
+    expect(page.locator("#image-body h2").first).to_be_visible()
+    expect(page.locator("[data-panel-of=image]")).to_have_attribute("aria-current", "true")
+    page.keyboard.press("Escape")
+    expect(page.locator("#grid")).to_be_visible()
+    assert "image=" not in page.url.replace("panel=image", "")
+
+
 def test_a_mark_survives_a_reload(page):
     page.locator("#grid .cell").first.click()
     expect(page.locator("#mark")).to_be_visible()

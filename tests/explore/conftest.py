@@ -1,5 +1,6 @@
 """A small model, its images on disk, and what the explorer knows of them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pictures(tmp_path_factory.mktemp("images"), 40)
 
 
-@pytest.fixture
-def table(model: Any, folder: Path, tmp_path: Path) -> dubito.Table:
+@pytest.fixture(scope="session")
+def labelled(model: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with labels: the prediction for three of four images, another class for the rest."""
-    made = dubito.extract(model, folder, tmp_path / "cache")
+    path = tmp_path_factory.mktemp("labelled") / "cache"
+    made = dubito.extract(model, folder, path)
     predicted = made.logit.argmax(1)
     label = torch.where(torch.arange(len(made)) % 4 == 0, (predicted + 1) % 3, predicted)
-    return dubito.cache.label_cache(tmp_path / "cache", dict(zip(made.row_ids(), label.tolist(), strict=True)))
+    dubito.cache.label_cache(path, dict(zip(made.row_ids(), label.tolist(), strict=True)))
+    return path
+
+
+@pytest.fixture
+def table(labelled: Path, tmp_path: Path) -> dubito.Table:
+    """A copy of it: explorers write beside a cache."""
+    return dubito.open(shutil.copytree(labelled, tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -96,6 +96,27 @@ def test_tables_with_little_in_them():
         one.values("entropi")
 
 
+def test_scores_that_cannot_be_computed_are_left_out_in_words():
+    one_class = dubito.Table(logit=[[1.0], [2.0]], id=["a", "b"])
+    collection = Collection(one_class)
+    assert "entropy" not in collection.columns
+    assert collection.first_score == "max_logit"
+    assert collection.values("max_logit").tolist() == [-1.0, -2.0]
+    words = collection.notices[0]
+    assert words.startswith("Left out: max_probability, entropy, ")
+    assert "needs at least two classes" in words
+    compared = Collection(dubito.Table(logit=[[1.0, 0.0], [0.0, 1.0]], id=["a", "b"]), other=one_class)
+    assert "entropy" in compared.columns
+    assert "other:entropy" not in compared.columns
+    assert "other:max_logit" in compared.columns
+
+
+def test_a_set_is_named_by_its_folder(table, model):
+    other = dubito.extract(model, torch.rand(5, 3, 32, 32))
+    assert list(Collection(table, ood={"noise": other}).sets) == ["cache", "noise"]
+    assert list(Collection(table, ood={"cache": other}).sets) == [table.name, "cache"]
+
+
 def test_pictures_that_are_not_there_are_counted(table, folder, tmp_path):
     assert Collection(table).pictures.words().startswith("No pictures")
     assert Collection(table, images=folder).pictures.words() == ""

@@ -73,7 +73,9 @@ def test_killed_it_goes_on_at_the_same_address_with_its_notes(table, tmp_path):
             assert running.stdout is not None
             text = ""
             while not text.endswith("}\n"):
-                text += running.stdout.readline()
+                line = running.stdout.readline()
+                assert line, "the explorer ended before it printed its address"
+                text += line
             shown = json.loads(text)["address"]
             assert shown == (address or shown)
             address = shown

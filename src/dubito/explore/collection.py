@@ -8,9 +8,10 @@ and kept as 4 bytes per image; nothing else grows with the number of images.
     flag       int32, 1 or 0; -1 where it is not known
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float32, Int32, Shaped
 
 from dubito.choices import nearest
 from dubito.data import open_images
-from dubito.errors import TableError, UnknownNameError
+from dubito.errors import DubitoError, TableError, UnknownNameError
 from dubito.evaluate.evaluate import uncertainty
 from dubito.guard import Guard
 from dubito.metrics import Array
@@ -90,7 +91,7 @@ class Collection:
     ) -> None:
         check_rows(table, by="explore")
         self.table, self.guard, self.other = table, guard, other
-        self.sets = {table.name: table, **(ood or {})}
+        self.sets = {_set_name(table, ood or ()): table, **(ood or {})}
         check_same_model(table, {f"ood '{name}'": one for name, one in (ood or {}).items()}, by="explore")
         self.starts = np.cumsum([0, *(len(one) for one in self.sets.values())])
         self.pictures = _Pictures(images, list(self.sets.values()))
@@ -99,12 +100,12 @@ class Collection:
         self._sorted: dict[str, np.ndarray] = {}
         self._lock = Lock()
         found = available_scores(table, learn_from)
-        self.scores: dict[str, Score] = dict(found.scores)
+        self.scores = self._computable(found.scores, table)
         self.notices += found.remarks
         if found.unfitted:
             self.notices.append(
-                f"{', '.join(found.unfitted)} learn from other in-distribution images: open the explorer with "
-                f"learn_from to see them."
+                f"Not shown are scores that learn from other in-distribution images ({', '.join(found.unfitted)}): "
+                f"open the explorer with learn_from to see them."
             )
         self._own_values = {name: one for name, one in (scores or {}).items() if not isinstance(one, Score)}
         self.scores |= {name: one for name, one in (scores or {}).items() if isinstance(one, Score)}
@@ -225,6 +226,21 @@ class Collection:
         if self.other is not None:
             yield from self._of_other(self.other)
 
+    def _computable(self, scores: Mapping[str, Score], table: Table) -> dict[str, Score]:
+        """Those that can score the first image; a notice names the others, such as entropy of a single class."""
+        first, computable, reasons = table.rows(slice(0, 1)), dict[str, Score](), list[str]()
+        for name, score in scores.items():
+            try:
+                score.score(first)
+            except DubitoError as error:  # noqa: PERF203 (a handful of scores)
+                reasons.append(str(error))
+            else:
+                computable[name] = score
+        if reasons:
+            left_out = ", ".join(name for name in scores if name not in computable)
+            self.notices.append(f"Left out: {left_out}. {reasons[0]}")
+        return computable
+
     def _of_other(self, other: Table) -> Iterator[ShownColumn]:
         """Columns of the second model, for the images that both have seen."""
         row_of = {name: row for row, name in enumerate(other.row_ids())}
@@ -243,7 +259,7 @@ class Collection:
             yield ShownColumn(f"{OTHER}predicted", f"predicted by {model}", "category", read, names, about)
             if _same_classes(self.table, other):
                 yield ShownColumn("agree", "models agree", "flag", self._agree, about="Whether both predict one class.")
-        for name, score in available_scores(other).scores.items():
+        for name, score in self._computable(available_scores(other).scores, other).items():
             read = partial(self._matched, rows, partial(score.score, other), np.nan)
             yield ShownColumn(f"{OTHER}{name}", f"{_title(name)} of {model}", "score", read)
 
@@ -343,6 +359,12 @@ class _Pictures:
             f"{len(names) - there:,} {checked} images are not in {self.images.name}, such as '{example}'. They may "
             f"have been moved or renamed since they were extracted."
         )
+
+
+def _set_name(table: Table, taken: Container[str]) -> str:
+    """The last part of a path, as a table is named by its folder; the whole where another set has that name."""
+    short = Path(table.name).name
+    return short if short and short not in taken else table.name
 
 
 def _argmax(table: Table) -> Shaped[np.ndarray, "n"]:

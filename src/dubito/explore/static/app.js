@@ -112,12 +112,14 @@ class Explorer {
       dialog.querySelector(".close").addEventListener("click", () => dialog.close());
       dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
     }
-    address.watch(["panel", "wide"], () => this.#showPanel());
+    address.watch(["panel", "wide", "image"], () => this.#showPanel());
     this.#showPanel();
   }
 
+  /** A link to an image opens its panel. */
   #showPanel() {
-    const [panel, wide] = [this.address.get("panel"), this.address.get("wide") !== ""];
+    const panel = this.address.get("panel", this.address.get("image") && "image");
+    const wide = this.address.get("wide") !== "";
     document.body.dataset.panel = panel;
     document.body.classList.toggle("wide", wide);
     at("widen").setAttribute("aria-pressed", String(wide));
@@ -166,7 +168,7 @@ class Explorer {
   #escape(typing) {
     if (typing) typing.blur();
     else if (this.pointing.tool !== "move") this.pointing.use("move");
-    else if (this.address.get("panel") === "image") this.#close();
+    else if (document.body.dataset.panel === "image") this.#close();
   }
 
   /** After the server has come back: what failed meanwhile is asked for again. */

@@ -1,7 +1,7 @@
 /** Columns of the table, fetched when they are first shown: order, quantiles, ranks and shares of each. */
 
 import { getBytes, path } from "./api.js";
-import { decimals, number, shortName } from "./dom.js";
+import { decimals, number } from "./dom.js";
 
 /** Rows in ascending order of a score, equal ones in the table's order, those without a value last. */
 export function argsort(values) {
@@ -82,8 +82,7 @@ export class Columns {
 
   nameOf(name, value) {
     if (value < 0) return name === "label" ? "no label" : "none";
-    const text = this.names(name)[value] ?? String(value);
-    return name === "set" ? shortName(text) : text;
+    return this.names(name)[value] ?? String(value);
   }
 
   /** How many values a category has, also where they have no names. */

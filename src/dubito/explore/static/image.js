@@ -3,7 +3,7 @@
 import { getJson, path } from "./api.js";
 import { lineChart } from "./charts.js";
 import { COLOURS } from "./colours.js";
-import { at, bar, count, decimals, heading, later, make, number, percent, shortName } from "./dom.js";
+import { at, bar, count, decimals, heading, later, make, number, percent } from "./dom.js";
 import { isWrong } from "./rows.js";
 
 const title = (text) => make("h3", { textContent: text });
@@ -184,7 +184,7 @@ export class ImagePanel {
       ...(isWrong(this.columns, this.#image)
         ? [make("span", { className: "chip bad", textContent: "wrong prediction" })]
         : []),
-      ...(from ? [chip("set", shortName(from.name) + (from.ood ? " (out-of-distribution)" : ""))] : []),
+      ...(from ? [chip("set", from.name + (from.ood ? " (out-of-distribution)" : ""))] : []),
     ];
     return chips.length > 0 ? make("p", { className: "chips" }, ...chips) : null;
   }
