@@ -75,3 +75,20 @@ def test_without_class_names_the_table_has_their_numbers():
     header, first, second = report.lines()
     assert header[2] == "predicted"
     assert (first[2], second[2]) == ("0", "1")
+
+
+def test_images_unlike_those_of_the_guard_are_a_worry_and_its_guarantee_is_stated_once():
+    draw = torch.Generator().manual_seed(0)
+
+    def table(shift: float) -> dubito.Table:
+        label = torch.arange(300) % 3
+        feature = 3 * torch.eye(3, 8)[label] + torch.randn(300, 8, generator=draw) + shift
+        return dubito.Table(feature=feature, logit=2 * feature[:, :3], label=label)
+
+    guard = dubito.Guard.fit(None, table(0.0), risk=0.2)
+    guarantee = guard.guarantee.sentence(guard.threshold.of)
+    alike, unlike = (dubito.report.model_report(table(shift), guard=guard) for shift in (0.0, 4.0))
+    assert "Shift: these images are not like those" not in alike.facts()["What should worry you?"]
+    assert "Shift: these images are not like those" in unlike.facts()["What should worry you?"]
+    for report in (alike, unlike):
+        assert str(report).count(guarantee) == 1

@@ -118,8 +118,9 @@ class ModelReport(Result):
         return self.trust.cell(key, value)
 
     def findings(self) -> list[str]:
-        """How many images have each verdict, and what was left out."""
-        return [*self.trust.findings(), *self.notes]
+        """How many images have each verdict, and what was left out; nothing that the summary has said."""
+        said = " ".join(self.facts().values())
+        return [one for one in (*self.trust.findings(), *self.notes) if one not in said]
 
     def to_dict(self) -> Json:
         """The summary, the least trusted images and every part of the report, as plain values."""

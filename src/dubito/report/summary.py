@@ -174,7 +174,7 @@ def _tested(acceptance: Acceptance) -> str:
 
 
 def _worries(report: ModelReport) -> Answer:
-    kinds = (_confident_mistakes, _confident_ood, _label_issues, _miscalibration, _undecodable)
+    kinds = (_shift, _confident_mistakes, _confident_ood, _label_issues, _miscalibration, _undecodable)
     found, question = [sentence for kind in kinds for sentence in kind(report)], "What should worry you?"
     if not found:
         if report.evaluation is None and not report.confident_ood:
@@ -184,6 +184,11 @@ def _worries(report: ModelReport) -> Answer:
         return Answer(question, "nothing stands out", ("Nothing stands out in what could be examined.",), "good")
     number = f"{len(found)} things" if len(found) > 1 else "1 thing"
     return Answer(question, number, tuple(found), "bad")
+
+
+def _shift(report: ModelReport) -> Iterator[str]:
+    if report.trust.shifted:
+        yield "Shift: these images are not like those that your guard was calibrated on; its guarantee is not about them."
 
 
 def _confident_mistakes(report: ModelReport) -> Iterator[str]:

@@ -130,6 +130,7 @@ class TrustReport(Result):
         images: The least trusted, worst first; as many as were requested.
         guard_findings: What the guard guarantees, whether that says anything about these images, and whether it is
             kept on them; empty without a guard.
+        shifted: Whether the guard was calibrated on other images than these, by its tests.
         errors_at_coverage: The share of wrong predictions among the most trusted half, 80 %, 90 % and all images;
             empty without labels of the model's classes.
         curve: The same for every share of images; None without labels.
@@ -144,6 +145,7 @@ class TrustReport(Result):
     verdicts: dict[str, int]
     images: tuple[RankedImage, ...]
     guard_findings: tuple[str, ...] = ()
+    shifted: bool = False
     errors_at_coverage: ErrorsAtCoverage = field(default_factory=dict)
     curve: RiskCoverage | None = field(default=None, repr=False, compare=False)
     skipped: tuple[tuple[str, str], ...] = ()
@@ -264,6 +266,7 @@ def least_trusted(
         verdicts={verdict: counts[verdict] for verdict in _TONES if verdict in counts},
         images=_ranked(table, order[:top], readings, columns),
         guard_findings=() if decisions is None else tuple(decisions.findings()),
+        shifted=decisions is not None and decisions.shift.detected,
         **_errors(table, order),
         skipped=tuple(table.skipped),
         pictures=opened,
