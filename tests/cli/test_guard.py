@@ -213,3 +213,31 @@ def test_a_folder_that_is_no_guard(run: Run, images: Path) -> None:
     assert answer.code == 1
     assert "no guard in" in answer.err
     assert "guard.json is not there" in answer.err
+
+
+def test_watch_takes_images_asks_for_labels_and_remembers(run: Run, labelled: Path, tmp_path: Path) -> None:
+    fitted = run("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER[:-4], "-s", "entropy", "--sets", 0)
+    assert fitted.code == 0, fitted.err
+    first = run("watch", tmp_path / "guard", labelled, "--csv", tmp_path / "verdicts.csv", "--json")
+    assert (first.code, first.json["images"]) == (0, COUNT)
+    assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == COUNT + 1
+    again = run("watch", tmp_path / "guard", labelled)
+    assert f"{2 * COUNT} images, no alarm" in again.out
+    assert "Nothing has to be done." in again.out
+    state = run("watch", tmp_path / "guard", "--json").json
+    report = dubito.Guard.load(tmp_path / "guard").watch(tmp_path / "guard.watch").report()
+    assert state == report.to_dict() | {"asked_for": [], "notes": []}
+    wrong = run("watch", tmp_path / "guard", "--alpha", 0.05)
+    assert (wrong.code, "is of another guard, or of another alpha or seed" in wrong.err) == (1, True)
+
+
+def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path, tmp_path: Path) -> None:
+    table = dubito.open(labelled)
+    guard = dubito.Guard.fit(None, table, coverage=0.5, confidence=0.6, scores=["entropy"], sets=False, novel=0.0)
+    strict = dubito.guard.Threshold(-1e9, 0, None, guard.threshold.of)  # accepts nothing
+    guard.threshold = strict
+    guard.save(tmp_path / "guard")
+    codes = [run("watch", tmp_path / "guard", labelled).code for _ in range(4)]
+    assert codes[0] == 0
+    assert codes[-1] == 3
+    assert "The guarantee is broken: 100 % refused images; at most 50 %" in run("watch", tmp_path / "guard").out

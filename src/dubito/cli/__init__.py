@@ -1,9 +1,10 @@
 """The command line: parsing, progress bars and output only. Nothing heavy is imported before a command runs.
 
 Exit codes: 0 done; 1 an error, reported in one sentence; 2 a call that cannot be understood; 3 `audit` found a
-fault; 130 stopped by Ctrl-C.
+fault, or `watch` raised an alarm; 130 stopped by Ctrl-C.
 """
 
+import codecs
 import io
 import os
 import re
@@ -20,6 +21,7 @@ from dubito.cli._console import Debug, Json, Screen
 from dubito.errors import DubitoError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+_UNENCODABLE = "dubito"
 _ClickError = typer.BadParameter.__mro__[2]
 """The root of what parsing raises; taken from typer, because newer ones carry their own copy of click."""
 
@@ -28,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     texts = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes, and go out as they came
+        codecs.register_error(_UNENCODABLE, _encode)
+        sys.stdout.reconfigure(errors=_UNENCODABLE)
     # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
     screen = Screen(json="--json" in texts, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
     command = typer.main.get_command(app)
@@ -46,6 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if screen.debug and code == 1:
                 raise
             return code
+
+
+def _encode(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What to write for a character that standard output cannot encode, and where to go on.
+
+    Names of files may be any bytes, and go out as they came; of the rest, a terminal of ASCII shows question marks.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    code = ord(error.object[error.start])
+    return bytes([code - 0xDC00]) if 0xDC80 <= code <= 0xDCFF else "?", error.start + 1
 
 
 def _run(command: Any, texts: Sequence[str]) -> int:
@@ -123,6 +137,7 @@ for _name, _command, _example in (
     ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),
     ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
+    ("watch", guard.watch, "guard photos/today --ask 50"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),

@@ -1,14 +1,15 @@
-"""`dubito guard`: accept or abstain under a guarantee: `fit` makes a guard, `run` uses it, `export` writes ONNX."""
+"""`dubito guard`: a guard is made by `fit`, used by `run`, written as ONNX by `export`; `dubito watch` watches it."""
 
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.cli.audit import SOMETHING_WRONG
 
 _Folder = Annotated[Path, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
 
@@ -104,6 +105,51 @@ def run(
         decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
     written = {"csv": csv and decisions.to_csv(csv)}
     screen.show(decisions.limited(top), written=written, guard=str(guard))
+
+
+@command
+def watch(
+    screen: Screen,
+    guard: _Folder,
+    images: Annotated[
+        str | None, Argument(metavar="[IMAGES]", help="New images, or a cache of them; without, show the state.")
+    ] = None,
+    *,
+    labels: Annotated[str | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
+    drawn: Annotated[
+        bool, Option("--drawn", help="The labelled images were drawn at random, by you and not by --ask.")
+    ] = False,
+    ask: Annotated[int | None, option("Name N images to label, drawn at random.", "N", min=1)] = None,
+    alpha: Annotated[float, option("Probability of a false alarm, over the whole life.")] = 0.01,
+    folder: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
+    model: options.OtherModel = None,
+    load: options.ModelOptions,
+    csv: Annotated[Path | None, option("Verdicts of the new images.", "FILE")] = None,
+) -> None:
+    """Watch what a GUARD decides, run after run: are images still like its own, and is its guarantee kept?
+
+    Exit code 3 once images have changed or the guarantee is broken. Several processes may feed one watch.
+    """
+    cached = images is not None and options.is_cache(images)
+    if images is None or cached:
+        options.check_no_model(model, load)
+    with screen.waiting("loading the guard" if images is None or cached else "loading guard and model"):
+        opened = None if images is None or cached else dubito.open_images(images)  # before the model is fetched
+        loaded = dubito.Guard.load(guard) if opened is None else _with_model(screen, guard, model, load)
+        watched = loaded.watch(folder or guard.with_name(f"{guard.name}.watch"), alpha=alpha)
+    written: dict[str, Path | None] = {}
+    if images is not None:
+        with screen.waiting("deciding" if cached else "running the model"):
+            decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
+            watched.update(decisions)
+        written = {"csv": csv and decisions.to_csv(csv)}
+    if labels is not None:
+        watched.label(labels, drawn=drawn)
+    names = watched.ask(ask) if ask else []
+    report = watched.report()
+    screen.show(report, *([f"label these: {', '.join(names)}"] if names else []), written=written, asked_for=names)
+    if report.alarm:
+        raise Exit(SOMETHING_WRONG)
 
 
 @command

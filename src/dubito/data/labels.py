@@ -58,15 +58,11 @@ def with_labels(images: Images, labels: Labels, undecoded: Collection[int] = ())
         undecoded: Rows that nobody will use, and that may lack a label. They get the first one of all, so that every
             row has one.
     """
-    what = "labels"
-    if isinstance(labels, (str, Path)):
-        what = f"labels file '{labels}'"
-        labels = _by_image(read_csv(Path(labels).expanduser()), what)
-    elif is_frame(labels):
-        labels = _by_image(read_frame(labels), what)
-    elif is_series(labels):
+    what = f"labels file '{labels}'" if isinstance(labels, (str, Path)) else "labels"
+    if is_series(labels):
         labels = labels.to_list()
-    if isinstance(labels, Mapping):
+    if isinstance(labels, (str, Path, Mapping)) or is_frame(labels):
+        labels = labels_by_image(labels)
         # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
         numbers, classes = to_labels(list(labels.values()), what)
         keys = [str(key) for key in labels]
@@ -327,8 +323,13 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     return {listed[position]: row for row, position in best.items()}
 
 
-def _by_image(table: Listing, what: str) -> dict[str, Any]:
-    """The column that names images as keys, the column of labels as values."""
+def labels_by_image(labels: Labels) -> Mapping[Any, Any]:
+    """Labels by the names of images: those of a mapping, a CSV file or a frame."""
+    if isinstance(labels, Mapping):
+        return labels
+    from_file = isinstance(labels, (str, Path))
+    what = f"labels file '{labels}'" if from_file else "labels"
+    table = read_csv(Path(labels).expanduser()) if from_file else read_frame(labels)
     column = table.label
     if column is None or column == table.paths:
         raise ImagesError(

@@ -6,6 +6,7 @@ from dubito.guard.guard import Guard
 from dubito.guard.shift import Observations, Shift, find_shift
 from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
+from dubito.guard.watch import Watch, WatchReport
 
 __all__ = [
     "Decisions",
@@ -17,6 +18,8 @@ __all__ = [
     "Shift",
     "Threshold",
     "Verdict",
+    "Watch",
+    "WatchReport",
     "find_shift",
     "needed",
     "risk_threshold",

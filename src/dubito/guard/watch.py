@@ -19,7 +19,7 @@ killed at any instant, and several may watch together.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from dubito.data.image_set import hash_bytes
+from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard.combination import rank
 from dubito.guard.martingale import ExchangeabilityTest, RateTest, uniform
@@ -99,26 +100,26 @@ class Watch:
                 self._take(state, verdict, novel=novel[row])
         return self.report()
 
-    def label(self, labels: Mapping[str, int | str], *, drawn: bool = False) -> "WatchReport":
+    def label(self, labels: Labels, *, drawn: bool = False) -> "WatchReport":
         """Take note of true classes that arrive later.
 
         Args:
-            labels: By image, its class or the name of it.
+            labels: A mapping from image to its class, by number or by name, or a CSV file or a frame of both.
             drawn: Whether these images were drawn at random among those decided on, by you; those that `ask` named are.
 
         Raises:
             GuardError: A label is no class of the model.
         """
-        numbers = {name: self._class_of(label) for name, label in labels.items()}
+        numbers = {str(name): self._class_of(label) for name, label in labels_by_image(labels).items()}
         with self._changing() as state:
             for name, number in numbers.items():
-                entry = state.pending.pop(str(name), None)
+                entry = state.pending.pop(name, None)
                 if entry is None:
                     state.unknown += 1
                     continue
                 wrong = number != entry["predicted"]
                 if drawn or entry["asked"]:
-                    self._outcome(state, str(name), accept=entry["accept"], wrong=wrong)
+                    self._outcome(state, name, accept=entry["accept"], wrong=wrong)
                 else:
                     state.volunteered += 1
         return self.report()
@@ -196,10 +197,12 @@ class Watch:
             state.rate.update(float(not accept))
         state.note(self.alpha, "guarantee", name, state.rate.capital.log_total, state.rate.capital.since)
 
-    def _class_of(self, label: int | str) -> int:
+    def _class_of(self, label: Any) -> int:
         classes = self.guard.classes
         if isinstance(label, str) and classes is not None and label in classes:
             return list(classes).index(label)
+        if isinstance(label, str) and label.isdecimal():
+            label = int(label)
         if isinstance(label, int | np.integer) and 0 <= label < (len(classes) if classes is not None else math.inf):
             return int(label)
         raise GuardError(
@@ -295,6 +298,7 @@ class WatchReport(Result):
         interval: Where the rate lies, at all times at once, at confidence 1 - alpha.
         asked: How many images are to be labelled still.
         volunteered: Labels that were not drawn at random: they are not tested.
+        unknown: Labels of images that the watch does not remember: of the latest 1,000 without a label, none.
         moved: What has moved, in words, one sentence for each test.
         advice: What to do next.
         history: Of some numbers of images: log-evidence of the images and of the guarantee.
@@ -311,6 +315,7 @@ class WatchReport(Result):
     interval: tuple[float, float]
     asked: int
     volunteered: int
+    unknown: int
     moved: tuple[str, ...]
     advice: str
     history: tuple[tuple[float, ...], ...] = field(repr=False)
@@ -344,6 +349,8 @@ class WatchReport(Result):
             facts["labels asked for"] = f"{self.asked:,}"
         if self.volunteered:
             facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
+        if self.unknown:
+            facts["labels without an image"] = f"{self.unknown:,}, of images that are not among the latest"
         return facts
 
     def records(self) -> list[dict[str, Any]]:
@@ -389,6 +396,7 @@ def _report(guard: "Guard", state: _State, alpha: float) -> WatchReport:
         interval=_interval(round(state.rate.total), outcomes, alpha / 2),
         asked=sum(one["asked"] for one in state.pending.values()),
         volunteered=state.volunteered,
+        unknown=state.unknown,
         moved=tuple(_moved(guard, state, alpha)),
         advice=_advice(guard, state, alpha),
         history=tuple(tuple(one) for one in state.history),
@@ -440,7 +448,7 @@ def _advice(guard: "Guard", state: _State, alpha: float) -> str:
     level, confidence = guard.guarantee.level, guard.guarantee.confidence
     count = None if wrong is None else images_needed(u, wrong, risk=level, confidence=confidence)
     count = max(count or 0, needed(level, confidence), min(len(u), 500))
-    then = f"label about {count:,} new images drawn at random and calibrate on them (guard.refit)"
+    then = f"label about {float(f'{count:.2g}'):,.0f} new images drawn at random and calibrate on them (guard.refit)"
     if "guarantee" in kinds:
         return f"Stop using its verdicts, or accept less (guard.with_risk); {then}."
     return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."
