@@ -8,7 +8,16 @@ import torch
 from tests.ensembles.conftest import by_weights, clusters, mlp
 from torch import nn
 
-from dubito.ensembles.layers import Link, Masked, SubLinear, Watch, linear_layers, masked_linear, spans_of, sub_model
+from dubito.ensembles.layers import (
+    Link,
+    LinkRecorder,
+    Masked,
+    SubLinear,
+    linear_layers,
+    masked_linear,
+    spans_of,
+    sub_model,
+)
 from dubito.ensembles.masks import LayerMasks, binarised, by_layer, of_member
 from dubito.errors import ModelError
 
@@ -26,7 +35,7 @@ class Custom(nn.Module):
 
 
 def links(module, x):
-    watch = Watch(linear_layers(module))
+    watch = LinkRecorder(linear_layers(module))
     with torch.no_grad(), watch:
         module.eval()(x)
     return watch.links
@@ -165,7 +174,7 @@ def masked(module, x, *, soft=False, members=2, links=True):
     spans = spans_of(layers, 3)
     q = torch.rand(members, sum(spans.values()), generator=torch.Generator().manual_seed(2))
     masks = by_layer(q if soft else binarised(q, spans), spans)
-    watch = Watch(layers)
+    watch = LinkRecorder(layers)
     with torch.no_grad(), watch:
         module(x)
     kept = watch.links if links else {}
@@ -215,7 +224,7 @@ def test_a_layer_that_keeps_no_unit_gives_its_bias():
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3)).eval()
     one, none = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     masks = {"0": LayerMasks(one, torch.ones(1, 2)), "2": LayerMasks(None, none)}  # what one keeps, the other drops
-    watch = Watch(linear_layers(module))
+    watch = LinkRecorder(linear_layers(module))
     with watch:
         module(torch.randn(2, 2))
     member = sub_model(module, linear_layers(module), masks, watch.links)

@@ -17,7 +17,16 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from dubito.cache.runner import kept_memory
-from dubito.ensembles.layers import Link, Masked, SubLinear, Watch, chosen_layers, linear_layers, spans_of, sub_model
+from dubito.ensembles.layers import (
+    Link,
+    LinkRecorder,
+    Masked,
+    SubLinear,
+    chosen_layers,
+    linear_layers,
+    spans_of,
+    sub_model,
+)
 from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_diversity, of_member, rows_each, trained_masks
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
@@ -224,10 +233,10 @@ def classifier_of(model: nn.Module | Classifier | str, *, by: str) -> WrappedCla
     return wrap(model.module, transform=model.transform, classes=model.classes, name=model.name)
 
 
-def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple[Watch, int]:
+def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple[LinkRecorder, int]:
     """The calls of one pass, and the number of classes."""
     expected = model.logits(model.features(pair))
-    watch = Watch(linear_layers(module))
+    watch = LinkRecorder(linear_layers(module))
     with watch:
         logits = output_of(module(pair), len(pair), model.name, model.output_key)
     finite(logits, f"extract_members: logits of {model.name} for the first inputs")

@@ -1,6 +1,6 @@
 """The linear layers of a module: which of them a pass calls, which follow each other, masks on them, smaller ones.
 
-Two modes of torch's function overrides do the work, and the module is never changed. `Watch` notes calls and links:
+Two modes of torch's function overrides do the work, and the module is never changed. `LinkRecorder` notes calls and links:
 
     layer A  ->  f, dropout, ...  ->  layer B
 
@@ -115,7 +115,7 @@ class _Flow:
     taken: bool = False
 
 
-class Watch(TorchFunctionMode):
+class LinkRecorder(TorchFunctionMode):
     """While active, notes which layers are called and which of them follow each other."""
 
     def __init__(self, layers: Mapping[str, nn.Linear]) -> None:
@@ -269,7 +269,7 @@ def sub_model(
         module: The whole model, which is left as it is.
         layers: Its masked layers by name.
         masks: Their masks for one member: (1, out) and (1, in).
-        links: Links between them, from `Watch`; the result is the same without them, only larger.
+        links: Links between them, from `LinkRecorder`; the result is the same without them, only larger.
     """
     linked = {name: link for name, link in links.items() if name in layers and link.to in layers}
     memo: dict[int, object] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}

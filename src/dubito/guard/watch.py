@@ -81,7 +81,7 @@ class Watch:
         check_number(seed, "[0, inf)", by="watch", what="seed", whole=True, hint="0 is usual.")
         self.guard, self.folder, self.alpha, self.seed = guard, None if folder is None else Path(folder), alpha, seed
         self._lock, self._identity = Lock(), _identity_of(guard, alpha, seed)
-        self._state = _State.of(guard)
+        self._state = _Memory.of(guard)
         if self.folder is not None:
             with self._changing():  # a folder that cannot be written, or of another guard, is an error now
                 pass
@@ -146,7 +146,7 @@ class Watch:
             return _report(self.guard, state, self.alpha)
 
     @contextmanager
-    def _changing(self) -> "Iterator[_State]":
+    def _changing(self) -> "Iterator[_Memory]":
         with self._lock:
             if self.folder is None:
                 yield self._state
@@ -156,21 +156,21 @@ class Watch:
                 yield state
                 write_sealed(self.folder / _FILE, {"format": _FORMAT, "of": self._identity, **state.to_json()})
 
-    def _read(self) -> "_State":
+    def _read(self) -> "_Memory":
         assert self.folder is not None  # noqa: S101 (our own invariant)
         path = self.folder / _FILE
         if not path.is_file():
-            return _State.of(self.guard)
+            return _Memory.of(self.guard)
         with reading(f"the watch in '{self.folder}'", "Delete it, and watch from now on."):
             saved = read_sealed(path, format=_FORMAT)
             if saved["of"] == self._identity:
-                return _State.from_json(saved)
+                return _Memory.from_json(saved)
         raise ArtefactError(
             f"watch: '{self.folder}' is of another guard, or of another alpha or seed. Choose another folder, or the "
             f"same guard, alpha and seed."
         )
 
-    def _take(self, state: "_State", verdict: Verdict, *, novel: bool) -> None:
+    def _take(self, state: "_Memory", verdict: Verdict, *, novel: bool) -> None:
         place = {"uncertainty": 1.0 if novel else verdict.rank, "classes": verdict.predicted}
         if verdict.density_rank is not None:
             place["density"] = 1 - verdict.density_rank
@@ -189,7 +189,7 @@ class Watch:
                 del state.pending[next(iter(state.pending))]
         state.note(self.alpha, "images", verdict.id, state.log_evidence, state.since)
 
-    def _outcome(self, state: "_State", name: str, *, accept: bool, wrong: bool | None) -> None:
+    def _outcome(self, state: "_Memory", name: str, *, accept: bool, wrong: bool | None) -> None:
         kind = self.guard.guarantee.kind
         if kind == "risk" and accept:
             state.rate.update(float(bool(wrong)))
@@ -212,7 +212,7 @@ class Watch:
 
 
 @dataclass
-class _State:
+class _Memory:
     """What a watch remembers."""
 
     tests: dict[str, ExchangeabilityTest]
@@ -228,7 +228,7 @@ class _State:
     every: int = 1
 
     @classmethod
-    def of(cls, guard: "Guard") -> "_State":
+    def of(cls, guard: "Guard") -> "_Memory":
         calibration, selection = guard.calibration, guard.selection
         u = torch.from_numpy(calibration.uncertainty)
         ranks = {"uncertainty": rank(u, selection.uncertainty_quantiles)}
@@ -274,7 +274,7 @@ class _State:
         return {**plain, "pending": list(self.pending.items()), "tests": tests, "rate": self.rate.to_json()}
 
     @classmethod
-    def from_json(cls, saved: Json) -> "_State":
+    def from_json(cls, saved: Json) -> "_Memory":
         plain = {name: value for name, value in saved.items() if name not in ("tests", "rate", "format", "of")}
         order = [name for name in _TITLES if name in saved["tests"]]
         tests = {name: ExchangeabilityTest.from_json(saved["tests"][name]) for name in order}
@@ -380,7 +380,7 @@ class WatchReport(Result):
         return ax
 
 
-def _report(guard: "Guard", state: _State, alpha: float) -> WatchReport:
+def _report(guard: "Guard", state: _Memory, alpha: float) -> WatchReport:
     tests = {name: test.capital for name, test in state.tests.items()}
     capitals = {**tests, "guarantee": state.rate.capital}
     outcomes = state.rate.capital.seen
@@ -403,7 +403,7 @@ def _report(guard: "Guard", state: _State, alpha: float) -> WatchReport:
     )
 
 
-def _moved(guard: "Guard", state: _State, alpha: float) -> Iterator[str]:
+def _moved(guard: "Guard", state: _Memory, alpha: float) -> Iterator[str]:
     """One sentence for each test that has moved; only after an alarm, as evidence of one test alone proves less."""
     if any(one["kind"] == "images" for one in state.alarms):
         for name, test in state.tests.items():
@@ -437,7 +437,7 @@ def _in_words(guard: "Guard", name: str, latest: list[list[Any]]) -> str:
     return f"Features are {'rarer' if middle < 0.5 else 'more usual'} than those of the calibration images"
 
 
-def _advice(guard: "Guard", state: _State, alpha: float) -> str:
+def _advice(guard: "Guard", state: _Memory, alpha: float) -> str:
     kinds = {one["kind"] for one in state.alarms}
     if not kinds:
         if guard.guarantee.kind == "coverage":
