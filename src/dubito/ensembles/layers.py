@@ -1,6 +1,7 @@
 """The linear layers of a module: which of them a pass calls, which follow each other, masks on them, smaller ones.
 
-Two modes of torch's function overrides do the work, and the module is never changed. `LinkRecorder` notes calls and links:
+Two modes of torch's function overrides do the work, and the module is never changed. `LinkRecorder` notes calls and
+links:
 
     layer A  ->  f, dropout, ...  ->  layer B
 
