@@ -188,7 +188,7 @@ def _worries(report: ModelReport) -> Answer:
 
 def _shift(report: ModelReport) -> Iterator[str]:
     if report.trust.shifted:
-        yield "Shift: these images are not like those that your guard was calibrated on; its guarantee is not about them."
+        yield "Shift: these images are not like those of your guard's calibration; its guarantee does not cover them."
 
 
 def _confident_mistakes(report: ModelReport) -> Iterator[str]:
