@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 import dubito
-from dubito.cli import main
+from dubito.cli import app, main
 from tests.cli.conftest import write_images
 from tests.evaluate.tiles import QUICK
 from tests.evaluate.tiles import data as tiles
@@ -118,3 +119,28 @@ def test_a_file_without_label_issues_has_a_header(tmp_path):
     assert not len(issues)
     with issues.to_csv(tmp_path / "issues.csv").open(newline="") as file:
         assert {"id", "label", "suggested"} <= set(next(csv.reader(file)))
+
+
+COMMANDS = [
+    *([one.name] for one in app.registered_commands),
+    *([group.name, one.name] for group in app.registered_groups for one in group.typer_instance.registered_commands),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_help_is_cut_at_80_columns(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--quiet" in shown
+    assert "…" not in shown
+
+
+def test_a_terminal_of_ascii_shows_what_it_can_and_names_of_files_as_they_are(monkeypatch):
+    bytes_out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(bytes_out, encoding="ascii"))
+    assert main(["extract", "--help"]) == 0
+    print("µs \udcff.png")  # a file name of one byte that is not UTF-8
+    sys.stdout.flush()
+    assert bytes_out.getvalue().endswith(b"?s \xff.png\n")
+    assert b"Usage: dubito extract" in bytes_out.getvalue()

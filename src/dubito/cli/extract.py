@@ -75,7 +75,7 @@ def extract(
             "-p",
             metavar="NAME[:KEY=VALUE,...]",
             parser=ProbeSettings.parse,
-            help="Also run a probe, such as tiles:grids=2,7 or dropout:passes=10,rate=0.1; repeat it for several. "
+            help="Also run a probe, such as tiles:grids=2,7 or dropout:passes=10; repeat it for several. "
             "forward:... sets features, logits and the task loss. Names and keys: `dubito list probes`.",
         ),
     ] = [],
