@@ -3,10 +3,12 @@
 import csv
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, expect
 
 import dubito
@@ -34,12 +36,12 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, explorer: Explorer) -> Iterator[Page]:
+@contextmanager
+def watched(browser: Browser, address: str) -> Iterator[Page]:
     """A page of its own; whatever leaves the machine, or any error in a script, fails the test."""
     context = browser.new_context(locale="en-US", viewport={"width": 1400, "height": 900}, accept_downloads=True)
     opened, problems = context.new_page(), list[str]()
-    local = explorer.address.split("/", 3)[:3]
+    local = address.split("/", 3)[:3]
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     opened.on(
@@ -51,12 +53,18 @@ def page(browser: Browser, explorer: Explorer) -> Iterator[Page]:
         ),
     )
     opened.add_init_script("window.alerts = 0; window.alert = () => { window.alerts += 1; };")
-    opened.goto(explorer.address)
+    opened.goto(address)
     opened.wait_for_selector(READY)
     yield opened
     assert opened.evaluate("window.alerts") == 0  # names with HTML in them are text
     context.close()
     assert problems == []
+
+
+@pytest.fixture
+def page(browser: Browser, explorer: Explorer) -> Iterator[Page]:
+    with watched(browser, explorer.address) as opened:
+        yield opened
 
 
 def shown(page: Page) -> int:
@@ -224,6 +232,81 @@ def test_every_view_is_accessible(
         page.keyboard.press("Escape")
     context.close()
     assert {view: problems for view, problems in found.items() if problems} == {}
+
+
+def random_table(rows: int, outputs: int, **columns: Any) -> dubito.Table:
+    draw = torch.Generator().manual_seed(0)
+    made = {
+        "logit": torch.randn(rows, outputs, generator=draw),
+        "feature": torch.randn(rows, 5, generator=draw),
+        "label": torch.randint(outputs, (rows,), generator=draw),
+    }
+    return dubito.Table(**{key: one for key, one in {**made, **columns}.items() if one is not None})
+
+
+EVIL_NAMES = ["<script>alert(1)</script>", EVIL, "\"'`&<b>"]
+HARD = {
+    "no features": (random_table(20, 4, feature=None), "#compare-words", "The table has no features"),
+    "no labels": (random_table(20, 4, label=None), "#threshold-words", "Without labels of the model's classes"),
+    "features alone": (random_table(20, 4, logit=None, label=None), "#threshold-words", "There is no score"),
+    "no images": (random_table(20, 4), "#notices-list", "No pictures: open the explorer with images"),
+    "one image": (random_table(1, 4), "#count", "1 image"),
+    "one class": (random_table(20, 1), "#notices-list", "needs at least two classes"),
+    "a thousand classes": (random_table(1200, 1000), "#count", "1,200 images"),
+    "names with markup": (
+        random_table(20, 3, classes=EVIL_NAMES, id=[f"{EVIL}{row}" for row in range(20)], name=EVIL),
+        "#name",
+        EVIL,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_tables_that_lack_things_are_shown_with_words(browser: Browser, case: str):
+    table, where, words = HARD[case]
+    with dubito.explore(table, browser=False) as running, watched(browser, running.address) as page:
+        for view in ("panel=threshold", "panel=image&image=0"):
+            page.evaluate("(view) => { location.hash = view; }", view)
+            expect(page.locator(f"section.{view.split('&')[0][6:]}")).to_be_visible()
+        expect(page.locator("#image-body h2").first).to_be_visible()
+        expect(page.locator(where)).to_contain_text(words)
+
+
+def test_images_that_moved_are_said(browser: Browser, tmp_path: Path):
+    images = pictures(tmp_path / "images", 3)
+    table = dubito.extract(network(), images)
+    with dubito.explore(table, images, browser=False) as running:
+        for path in list(images.iterdir()):
+            path.rename(tmp_path / path.name)  # while it runs
+        page = browser.new_page()
+        page.goto(f"{running.address}#image=0")
+        expect(page.locator("#image-body .missing")).to_contain_text("It may have been moved or renamed")
+        page.keyboard.press("Escape")
+        expect(page.locator("#grid .missing")).to_have_count(3)
+        page.close()
+
+
+def test_a_server_that_ends_is_said_and_one_that_comes_back_goes_on(browser: Browser, tmp_path: Path):
+    options = {"folder": tmp_path / "kept", "browser": False}
+    table = random_table(20, 4, id=[f"{row:02}.png" for row in range(20)])
+    running = dubito.explore(table, **options)
+    pages = [browser.new_page(), browser.new_page()]
+    for page in pages:
+        page.goto(f"{running.address}#image=0")
+        page.wait_for_selector(READY)
+    running.close()
+    for page in pages:
+        page.locator("#mark").click()
+        expect(page.locator("#banner")).to_contain_text("The server does not answer. Start it again")
+    with dubito.explore(table, **options) as again:
+        assert again.address == running.address
+        for page in pages:
+            page.locator("#retry").click()
+            expect(page.locator("#banner")).to_be_hidden()
+        pages[1].goto(f"{again.address}#image=2")
+        expect(pages[1].locator("#image-body h2").first).to_have_text("02.png")
+    for page in pages:
+        page.close()
 
 
 def test_a_wrong_token_is_said(browser: Browser, explorer: Explorer):

@@ -106,6 +106,8 @@ def test_what_is_missing_is_said(table, folder):
     assert (features["top"], features["verdict"], len(features["neighbours"])) == ([], None, 3)
     single = details(dubito.Table(logit=[[1.0, 0.0]], feature=[[1.0, 2.0]])).image(0)
     assert single["neighbours"] == []
+    one_class = details(dubito.Table(logit=[[1.0], [2.0]])).image(0)
+    assert one_class["verdict"] is None  # there is no second class to confuse it with
 
 
 def test_the_part_that_a_crop_keeps():

@@ -236,7 +236,7 @@ class Inspector:
     def _verdict(self, table: Table, verdict: Verdict | None, scores: Sequence[Mapping[str, Any]]) -> Json | None:
         if verdict is not None:
             reading = TrustVerdict(ACCEPT if verdict.accept else ABSTAIN, verdict.reason, verdict.rank)
-        elif "logit" in table and scores:
+        elif "logit" in table and table.shape("logit")[1] > 1 and scores:
             probability, predicted = (values[0].tolist() for values in top_two(table.logit))
             rank = next((one["rank"] for one in scores if one["name"] == self.collection.first_score), None) or 0.0
             reading = read_probabilities(probability, predicted, table.classes, rank=rank)

@@ -66,7 +66,7 @@ class Layouts:
         self._lock, self._closed = Lock(), threading.Event()
         self._basis: tuple[Components, Int64[np.ndarray, "m"], Any] | None = None
         if "feature" not in collection.table:
-            words = f"{collection.table.name} has no features, so images cannot be placed by what they show."
+            words = "The table has no features, so images cannot be placed by what they show."
             self.runs = {name: _Run("failed", words=words) for name in TITLES}
 
     def describe(self) -> list[Json]:

@@ -126,7 +126,8 @@ export class ImagePanel {
   #figure(image, picture) {
     const frame = make("div", { className: "frame" });
     const figure = make("figure", {}, frame);
-    const missing = () => line(`The picture is not there. ${this.about.pictures.words}`, "missing");
+    const why = this.about.pictures.words || "It may have been moved or renamed.";
+    const missing = () => line(`The picture is not there. ${why}`, "missing");
     if (picture === null) frame.append(missing());
     else
       frame.append(
