@@ -1,5 +1,8 @@
 """What can go wrong, as one family: every message says what was expected, what was passed and how to repair it."""
 
+import sys
+import traceback
+
 
 class DubitoError(Exception):
     """The root: catch it to catch every error that dubito raises on purpose."""
@@ -140,3 +143,9 @@ def first_words(text: object, most: int = 200) -> str:
             return f"{line} ..."
         line += f" {word}"
     return line.rstrip(".")
+
+
+def users_level() -> int:
+    """The `stacklevel` of a warning that points at the line outside dubito, however deep the call is."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    return 1 + max(level for level, name in enumerate(modules, 1) if name.partition(".")[0] == "dubito")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import subprocess
 import sys
 import tracemalloc
 import warnings
@@ -178,3 +179,20 @@ def test_csv_columns_are_found_by_any_usual_name(photos):
         csv.writer(file).writerows([["x", "File_Name", "Class"], [1, "cat/0.png", "cat"], [2, "dog/1.png", "dog"]])
     images = open_images(photos / "list.csv")
     assert (images.ids, images.labels.tolist(), images.classes) == (["cat/0.png", "dog/1.png"], [0, 1], ("cat", "dog"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_on_a_list_is_skipped_as_in_a_folder(model, photos, tmp_path):
+    os.mkfifo(photos / "pipe.png")
+    (tmp_path / "list.csv").write_text("path\nphotos/cat/0.png\nphotos/pipe.png\nphotos/dog/1.png")
+    with pytest.warns(SkippedImagesWarning, match="1 of 3 images could not be decoded"):
+        table = dubito.extract(model, tmp_path / "list.csv", workers=0, progress=False)
+    assert [name for name, _ in table.skipped] == ["photos/pipe.png"]
+
+
+def test_warnings_point_at_the_line_of_the_user(photos, tmp_path):
+    (photos / "notes.txt").write_text("")
+    script = tmp_path / "mine.py"
+    script.write_text(f"import dubito\n\ndubito.open_images({str(photos)!r})\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert f"{script}:3: LeftOutFilesWarning" in done.stderr

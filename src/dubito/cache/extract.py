@@ -128,7 +128,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
         disk.forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, " All are listed in table.skipped.", stacklevel=3)
+    runner.warn_skipped(table, " All are listed in table.skipped.")
     return table
 
 

@@ -26,7 +26,7 @@ from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.cache.probe_runner import Columns, ProbeRunner
 from dubito.choices import Precision
 from dubito.data.image_set import ImageSet
-from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, first_words
+from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, first_words, users_level
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
 from dubito.threads import Lock, kept_random_states
@@ -300,18 +300,18 @@ def predict_table(
         id=[images.ids[index] for index in kept],
         **whole,
     )
-    warn_skipped(table, stacklevel=5)
+    warn_skipped(table)
     return table
 
 
-def warn_skipped(table: Table, note: str = "", *, stacklevel: int) -> None:
+def warn_skipped(table: Table, note: str = "") -> None:
     """Warn of images that have no row, with the reasons of the first few, and a note at the end."""
     count = len(table.skipped)
     reasons = [why.rstrip(".") for _, why in table.skipped[:_LISTED]]
     more = [f"and {count - _LISTED} more"] if count > _LISTED else []
     of = f"{count} of {len(table) + count} images could not be decoded and were skipped"
     if count:
-        warnings.warn(f"{of}: {'; '.join(reasons + more)}.{note}", SkippedImagesWarning, stacklevel=stacklevel)
+        warnings.warn(f"{of}: {'; '.join(reasons + more)}.{note}", SkippedImagesWarning, stacklevel=users_level())
 
 
 def concat_columns(parts: Sequence[Columns]) -> Columns:

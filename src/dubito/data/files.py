@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dubito.data.decode import decode, is_url, read_content
 from dubito.data.image_set import ImageSet, in_threads, some
-from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning
+from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
 
 _KINDS = "avif bmp gif heic heif hif jfif jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff webp"
@@ -100,7 +100,8 @@ def listed_ids(root: Path, paths: Sequence[str], what: str, repair: str) -> list
         repair: What the error advises, a sentence.
     """
     ids = [path if is_url(path) else Path(path).as_posix() for path in paths]
-    missing = [key for key in ids if not (is_url(key) or (root / key).is_file())]
+    # Pipes and devices exist: as in a folder, they are skipped when images are read.
+    missing = [key for key in ids if not (is_url(key) or ((root / key).exists() and not (root / key).is_dir()))]
     if missing:
         raise ImagesError(
             f"{what} must list files that exist; {len(missing)} of {len(ids)} do not: {some(missing)}. {repair}"
@@ -157,7 +158,7 @@ def only_images(paths: Sequence[str], name: str, used: frozenset[str] = frozense
         kinds = [f"{count} {ending}" for ending, count in counts.most_common(_ENDINGS_SHOWN)]
         rest = counts.total() - sum(count for _, count in counts.most_common(_ENDINGS_SHOWN))
         left = ", ".join(kinds + [f"{rest} others"] * (rest > 0))
-        warnings.warn(f"{name}: left out {left}.", LeftOutFilesWarning, stacklevel=6)
+        warnings.warn(f"{name}: left out {left}.", LeftOutFilesWarning, stacklevel=users_level())
     return images
 
 
