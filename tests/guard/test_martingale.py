@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import binomtest, kstest
 
-from dubito.guard.martingale import Capital, ExchangeabilityTest, RateTest, uniform
+from dubito.guard.martingale import Capital, ExchangeabilityTest, RateTest, lots
 
 
 def counts(values: np.ndarray, bins: int = 20) -> np.ndarray:
@@ -39,7 +39,7 @@ def test_p_values_by_definition():
     seen = list((calibration * 20).astype(int))
     for n, bin_ in enumerate((new * 20).astype(int)):
         seen.append(bin_)
-        u = uniform(3, n)
+        (u,) = lots(3, n, 1)
         expected = (np.sum(np.array(seen) > bin_) + u * np.sum(np.array(seen) == bin_)) / len(seen)
         assert test.update(int(bin_), u) == pytest.approx(expected)
 
@@ -127,7 +127,7 @@ def test_a_test_that_is_saved_continues_alike(kind):
         return RateTest(0.05) if kind == "rate" else ExchangeabilityTest(np.full(5, 9), ordered=kind == "images")
 
     def step(test, n):
-        return test.update(float(n % 7 == 0)) if kind == "rate" else test.update(n % 5, uniform(0, n))
+        return test.update(float(n % 7 == 0)) if kind == "rate" else test.update(n % 5, lots(0, n, 1)[0])
 
     one, other = fresh(), fresh()
     for n in range(40):
@@ -138,6 +138,7 @@ def test_a_test_that_is_saved_continues_alike(kind):
 
 
 def test_lots_depend_on_their_number_alone():
-    assert uniform(0, 5) == uniform(0, 5)
-    assert len({uniform(0, n) for n in range(100)} | {uniform(1, n) for n in range(100)}) == 200
-    assert kstest([uniform(7, n) for n in range(2000)], "uniform").pvalue > 0.01
+    assert lots(0, 5, 3) == lots(0, 5, 3)
+    drawn = [one for seed in (0, 1) for n in range(100) for one in lots(seed, n, 3)]
+    assert len(set(drawn)) == 600
+    assert kstest(drawn, "uniform").pvalue > 0.01

@@ -21,7 +21,7 @@ a change after a million images costs 14 units of log-capital more than to find 
 """
 
 import math
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -199,6 +199,7 @@ def _survival(t: int) -> float:
     return math.log(_DELAY) / math.log(_DELAY + t)
 
 
-def uniform(seed: int, n: int) -> Any:
-    """The n-th uniform number of a seed, whatever was drawn before: a test that is read from disk continues alike."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=n)).random())
+def lots(seed: int, n: int, count: int) -> list[float]:
+    """Uniform numbers for the n-th image, whatever was drawn before: a test that is read from disk continues alike."""
+    drawn: list[float] = np.random.Generator(np.random.Philox(key=seed, counter=n)).random(count).tolist()
+    return drawn

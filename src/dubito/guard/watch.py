@@ -19,7 +19,7 @@ killed at any instant, and several may watch together.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from dubito.data.image_set import hash_bytes
 from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard.combination import rank
-from dubito.guard.martingale import ExchangeabilityTest, RateTest, uniform
+from dubito.guard.martingale import ExchangeabilityTest, RateTest, lots
 from dubito.guard.thresholds import Guarantee, images_needed, needed, percent
 from dubito.guard.verdict import Decisions, Verdict, class_name
 from dubito.result import Axes, Result, axes
@@ -94,10 +94,18 @@ class Watch:
 
     def update(self, decisions: Decisions) -> "WatchReport":
         """Take note of decisions, in order. Labels that come with them count: all of them are there."""
-        novel = decisions.novel.tolist()
+        places = {
+            "uncertainty": torch.where(decisions.novel, 1.0, decisions.rank),
+            "classes": decisions.predicted[:, 0],
+        }
+        if decisions.density_rank is not None:
+            places["density"] = 1 - decisions.density_rank
+        columns = {name: values.tolist() for name, values in places.items()}
+        accept, labels = decisions.accept.tolist(), None if decisions.label is None else decisions.label.tolist()
         with self._changing() as state:
-            for row, verdict in enumerate(decisions):
-                self._take(state, verdict, novel=novel[row])
+            for row, name in enumerate(decisions.ids):
+                at = {key: values[row] for key, values in columns.items()}
+                self._take(state, str(name), at, accept=accept[row], label=None if labels is None else labels[row])
         return self.report()
 
     def label(self, labels: Labels, *, drawn: bool = False) -> "WatchReport":
@@ -170,24 +178,23 @@ class Watch:
             f"same guard, alpha and seed."
         )
 
-    def _take(self, state: "_Memory", verdict: Verdict, *, novel: bool) -> None:
-        place = {"uncertainty": 1.0 if novel else verdict.rank, "classes": verdict.predicted}
-        if verdict.density_rank is not None:
-            place["density"] = 1 - verdict.density_rank
-        p = {}
-        for number, (name, test) in enumerate(state.tests.items()):
-            bin_ = int(place[name]) if name == "classes" else _bin(place[name])
-            p[name] = test.update(bin_, uniform(self.seed, state.images * len(state.tests) + number))
+    def _take(self, state: "_Memory", name: str, at: Mapping[str, Any], *, accept: bool, label: int | None) -> None:
+        drawn = lots(self.seed, state.images, len(state.tests))
+        p = {
+            key: test.update(at[key] if key == "classes" else _bin(at[key]), u)
+            for (key, test), u in zip(state.tests.items(), drawn, strict=True)
+        }
         state.images += 1
-        state.recent = [*state.recent, [verdict.id, verdict.accept, verdict.predicted, p]][-_RECENT:]
-        if self.guard.guarantee.kind == "coverage" or verdict.label is not None:
-            wrong = None if verdict.label is None else verdict.label != verdict.predicted
-            self._outcome(state, verdict.id, accept=verdict.accept, wrong=wrong)
+        predicted = at["classes"]
+        state.recent.append([name, accept, predicted, p])
+        del state.recent[:-_RECENT]
+        if self.guard.guarantee.kind == "coverage" or label is not None:
+            self._outcome(state, name, accept=accept, wrong=None if label is None else label != predicted)
         else:
-            state.pending[verdict.id] = {"accept": verdict.accept, "predicted": verdict.predicted, "asked": False}
+            state.pending[name] = {"accept": accept, "predicted": predicted, "asked": False}
             while len(state.pending) > _PENDING:
                 del state.pending[next(iter(state.pending))]
-        state.note(self.alpha, "images", verdict.id, state.log_evidence, state.since)
+        state.note(self.alpha, "images", name, state.log_evidence, state.since)
 
     def _outcome(self, state: "_Memory", name: str, *, accept: bool, wrong: bool | None) -> None:
         kind = self.guard.guarantee.kind
