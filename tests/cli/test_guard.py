@@ -162,7 +162,7 @@ def test_code_that_a_guard_names_is_not_run_unasked(run: Run, labelled: Path, im
     file.write_text("open(__file__ + '.ran', 'w').close()")
     answer = run("guard", "run", tmp_path / "guard", images)
     assert answer.code == 2
-    assert "which is not run unasked" in " ".join(answer.err.replace("│", " ").split())
+    assert "which dubito does not run on its own" in " ".join(answer.err.replace("│", " ").split())
     assert not file.with_name("evil.py.ran").exists()
     answer = run("guard", "run", tmp_path / "guard", images, "--model", f"python:{file}:make")
     assert "has no 'make'" in answer.err

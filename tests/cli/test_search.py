@@ -59,7 +59,7 @@ def test_code_that_an_index_names_is_not_run_unasked(run: Run, cache: Path, imag
     (tmp_path / "evil.py").write_text("open(__file__ + '.ran', 'w').close()")
     answer = run("search", "query", tmp_path / "index", images)
     assert answer.code == 2
-    assert "which is not run unasked" in " ".join(answer.err.replace("│", " ").split())
+    assert "which dubito does not run on its own" in " ".join(answer.err.replace("│", " ").split())
     assert not (tmp_path / "evil.py.ran").exists()
 
 

@@ -128,7 +128,7 @@ Device = Annotated[str | None, option("cpu, cuda or mps.", show_default="cpu")]
 Cache = Annotated[Path, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
 Scores = Annotated[
     list[str],
-    Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default all that apply."),
+    Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default, all that apply."),
 ]
 Ensemble = Annotated[str, option("Which ensemble: members, dropout, views, tiles_7 ...", "NAME")]
 Seed = Annotated[int, option("Seed of everything that is drawn at random.", "N", min=0)]
@@ -483,8 +483,8 @@ def stored_model(chosen: str | None, loaded: "Stored", what: str) -> str:
         )
     if chosen is None and own.startswith("python:"):
         raise BadParameter(
-            f"{what} names code as its model, {own}, which is not run unasked: the folder may be somebody else's. "
-            f"Pass --model {own} if you trust that code."
+            f"{what} names code as its model, {own}, which dubito does not run on its own: the folder may be somebody "
+            f"else's. Pass --model {own} if you trust that code."
         )
     return chosen or own
 

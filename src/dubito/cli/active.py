@@ -24,7 +24,7 @@ def acquire(
     count: Annotated[int, Option("--count", "-n", min=1, metavar="N", help="How many images.")] = 100,
     to: options.Csv = None,
     labelled: Annotated[
-        list[Path], option("A CSV with a column id, such as earlier picks: not chosen again.", "FILE")
+        list[Path], option("A CSV with a column id, such as earlier picks; these images are not chosen again.", "FILE")
     ] = [],
     linear: Annotated[
         bool, Option("--linear", help="Choose by a linear classifier, trained on labels in the --labelled files.")

@@ -26,7 +26,7 @@ def diagnose(
         Option("--learn-from", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
     ] = None,
     covariance: Annotated[
-        Covariance | None, option("Of the density; by default what the number of images allows.")
+        Covariance | None, option("Covariances of the density; by default, what the number of images allows.")
     ] = None,
     model: Annotated[
         str | None, option("source:name of the model: adds lengths and angles of features.", "MODEL")

@@ -30,7 +30,7 @@ Images = Annotated[
 ]
 LabelSpace = Annotated[
     choices.LabelSpace | None,
-    option("Whether labels are the model's classes or another set's; by default seen from names."),
+    option("Whether labels are the model's classes or another set's; by default, decided from the class names."),
 ]
 
 
@@ -81,7 +81,7 @@ def extract(
     ] = [],
     reading: Reading,
     targets: Annotated[Path | None, option("Targets of the task loss, if not labels: .npy or .npz.", "FILE")] = None,
-    epochs: Annotated[int, option("Every image N times, each time augmented anew.", "N", min=1)] = 1,
+    epochs: Annotated[int, option("Use every image N times, each time with new augmentation.", "N", min=1)] = 1,
     augment: Annotated[
         Assignments | None,
         option(
@@ -94,7 +94,7 @@ def extract(
 ) -> None:
     """Run a MODEL over IMAGES once and keep features and logits.
 
-    Stopped at any instant, the same command continues where it was.
+    If it is interrupted, run the same command again: it continues where it stopped.
     """
     options.check_model_first(model, images)
     screen.when_stopped = "Finished shards are safe: the same command continues from there."

@@ -19,7 +19,7 @@ def fit(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[Path, option("A new folder, or that of a guard to replace.", "DIR")],
+    to: Annotated[Path, option("A new folder, or the folder of a guard to replace.", "DIR")],
     risk: Annotated[
         float | None, option("At most this share of accepted images is wrong.", show_default="0.05")
     ] = None,
@@ -37,9 +37,11 @@ def fit(
         float | None, option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow")
     ] = None,
     class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
-    set_method: Annotated[choices.SetMethod, option("Of prediction sets: small ones, or never empty ones.")] = "lac",
+    set_method: Annotated[
+        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps).")
+    ] = "lac",
     novel: Annotated[
-        float, option("Refuse images rarer than all but this share of those that scores are chosen on.")
+        float, option("Refuse images that are rarer than all but this share of the reference images.")
     ] = 0.005,
     seed: options.Seed = 0,
 ) -> None:

@@ -26,7 +26,7 @@ def list_(
         str, Argument(metavar="[FILTER]", help="A part of the name, or a pattern with *.", show_default=False)
     ] = "",
 ) -> None:
-    """List what there is: scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
+    """List scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
     with screen.waiting("listing"):
         every = {one: _LISTS[one]() for one in ([kind] if kind else _LISTS)}
         entries = {

@@ -50,9 +50,7 @@ def report(
     guard: Annotated[Path | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
     images: Annotated[str | None, option("The images of CACHE, for pictures.", "IMAGES")] = None,
     cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
-    corrupted: Annotated[
-        int, option("Images that MODEL sees corrupted, for the corruption curve; 0 for none.", "N", min=0)
-    ] = 32,
+    corrupted: Annotated[int, option("Images to corrupt for the corruption curve; 0 for no curve.", "N", min=0)] = 32,
     top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
     most: Annotated[int, option("Images in each gallery of the page, about 15 KB each.", "N", min=1)] = 12,
     reading: Reading,
@@ -115,7 +113,7 @@ def map_(
     thumbnails: Annotated[int, option("At most this many, about 3 KB each.", "N", min=0)] = 2000,
     colour: Annotated[
         choices.Colouring | None,
-        option("Of the circles; by default by class, or by uncertainty where ten colours are too few."),
+        option("Colour of the circles; by default the class, or the uncertainty if there are more than ten classes."),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:

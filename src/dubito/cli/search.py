@@ -81,13 +81,16 @@ def query(
     queries: Annotated[str, Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.")],
     *,
     k: Annotated[int, Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
-    sets: Annotated[bool, Option("--sets", help="Also all items that lie within each query's uncertainty.")] = False,
+    sets: Annotated[
+        bool, Option("--sets", help="Also list all items that lie within each query's uncertainty.")
+    ] = False,
     at_most: Annotated[int, option("Largest size of a set.", "N", min=1)] = 100,
     others: Annotated[
-        bool, Option("--others", help="Never an item of the query's own id: for queries that are items.")
+        bool,
+        Option("--others", help="Leave out the item with the query's own id, for queries that are items themselves."),
     ] = False,
     refuse_above: Annotated[
-        float | None, option("Refuse queries above this uncertainty; by default as the index does.", "U")
+        float | None, option("Refuse queries above this uncertainty; by default, the threshold of the index.", "U")
     ] = None,
     model: options.OtherModel = None,
     load: options.ModelOptions,

@@ -45,7 +45,7 @@ def train(
 ) -> None:
     """Train an uncertainty head on features and losses of CACHEs.
 
-    Neither images nor the model are needed any more. Stopped at any instant, the same command continues where it was.
+    Needs neither the images nor the model. If it is interrupted, run the same command again: it continues.
     """
     try:
         chosen = [int(part) for part in seeds.split(",")]
