@@ -16,20 +16,18 @@ def counts(values: np.ndarray, bins: int = 20) -> np.ndarray:
     return np.bincount((values * bins).astype(int), minlength=bins)
 
 
-def test_capital_is_the_sum_over_all_starts():
+def test_capital_is_spread_over_starts_and_jumps():
     rng = np.random.default_rng(0)
-    log_f = rng.normal(0, 0.3, size=(30, 3))
-    capital = Capital(3)
-    for row in log_f:
+    log_f = rng.normal(0, 0.1, size=(50, 3))
+    capital, survival = Capital(3), [math.log(20) / math.log(20 + t) for t in range(51)]
+    by_start: list[np.ndarray] = []
+    for t, row in enumerate(log_f):
+        by_start.append(np.full(3, (survival[t] - survival[t + 1]) / 3))
+        by_start = [one * np.exp(row) for one in by_start]
         capital.settle(row)
-    survival = [math.log(20) / math.log(20 + t) for t in range(31)]
-    total = survival[30]
-    for bet in range(3):
-        for start in range(30):
-            total += (survival[start] - survival[start + 1]) * math.exp(log_f[start:, bet].sum()) / 3
-    assert capital.log_total == pytest.approx(math.log(total))
-    best = max((log_f[start:, bet].sum(), start) for bet in range(3) for start in range(30))
-    assert capital.since == best[1]
+        assert capital.log_total == pytest.approx(math.log(survival[t + 1] + np.sum(by_start)))
+        by_start = [0.997 * one + 0.001 * one.sum() for one in by_start]  # each start jumps by itself
+    assert capital.since == max((log_f[start:, bet].sum(), start) for bet in range(3) for start in range(50))[1]
 
 
 def test_p_values_by_definition():
@@ -59,7 +57,7 @@ def test_bets_are_fair_whatever_came_before(ordered):
     for _ in range(40):
         test.update(0, rng.random())
     edges = np.linspace(0, 1, 21)
-    for bet in range(8 if ordered else 2):
+    for bet in range(13 if ordered else 3):
         parts = [
             quad(lambda p, bet=bet: math.exp(test.log_bets(p)[bet]), low, high, limit=200)[0]
             for low, high in pairwise(edges)

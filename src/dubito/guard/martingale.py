@@ -6,18 +6,20 @@ calibration or new image. With all images so far, the calibration images first, 
     p_n = (images in higher bins + U_n images in the same bin) / N           U_n uniform; the image itself counts
 
 If new images are exchangeable with the calibration images, p_1, p_2, ... are independent and uniform (Vovk, Gammerman &
-Shafer 2005, chapter 8). So whatever density f_n on [0, 1] is chosen before p_n is known, E f_n(p_n) = 1: a bet at
-fair odds. The bets b are kappa p^(kappa - 1), the same of 1 - p, and densities that are learned from earlier p-values.
+Shafer 2005, chapter 8). So whatever density f_n on [0, 1] is chosen before p_n is known, E f_n(p_n) = 1: a bet at fair
+odds. The bets b are kappa p^(kappa - 1) and the same of 1 - p for strong changes, 1 + e (p - 1/2) for weak ones,
+densities that are learned from earlier p-values, and 1.
 
 **A rate.** x_n >= 0 has a mean of at most r, whatever came before: a bet is f_n = 1 + l (x_n - r), with 0 <= l < 1 / r.
 
-**When does it begin?** Nobody knows, so capital is spread over all starts j: pi_j = S(j - 1) - S(j), S(t) = log 20 /
-log(20 + t). With B bets,
+**When does it begin?** Nobody knows, so capital is spread over all starts t, with weights pi_t = S(t) - S(t + 1),
+S(t) = log 20 / log(20 + t). After each image, a share J = 0.003 of the capital is spread over all bets anew, as in the
+simple jumper (ibid.), because a change may go on changing. With B bets,
 
-    M_t = S(t) + sum_b 1 / B  sum_(j <= t) pi_j  prod_(i = j .. t) f_b,i          R_b,t = (R_b,t-1 + pi_t) f_b,t
+    R_b <- (R_b + pi_t / B) f_b,t,     M_t = S(t + 1) + sum_b R_b,     R_b <- (1 - J) R_b + J / B sum_b R_b
 
-begins at 1 and cannot be expected to grow: P(M_t >= 1 / alpha for any t) <= alpha (Ville 1939). S falls slowly: to find
-a change after a million images costs 14 units of log-capital more than to find one after the first.
+M begins at 1 and cannot be expected to grow: P(M_t >= 1 / alpha for any t) <= alpha (Ville 1939). S falls slowly: a
+change after a million images costs 14 units of log-capital more than one at the first image.
 """
 
 import math
@@ -33,6 +35,8 @@ _WINDOWS = (30, 300)
 """Images that a learned density remembers."""
 _PARTS = 20
 """Steps of a learned density."""
+_SLOPES = (-1.0, -0.5, 0.5, 1.0)
+_JUMP = 0.003
 _DELAY = 20
 _RATIOS = (1.25, 1.5, 2.0, 4.0)
 """Rates that bets are best for, as multiples of the bound."""
@@ -44,30 +48,29 @@ class Capital:
 
     Attributes:
         seen: How many bets have been settled.
+        log_total: The logarithm of M: at or above log(1 / alpha), the hypothesis is refuted at alpha.
         log_r: (b) log R of every bet.
         cusum: (b) log-capital since the best start.
         start: (b) that start, counted from 0.
     """
 
     def __init__(self, bets: int) -> None:
-        self.seen = 0
+        self.seen, self.log_total = 0, 0.0
         self.log_r = np.full(bets, -np.inf)
         self.cusum, self.start = np.zeros(bets), np.zeros(bets, dtype=np.int64)
 
     def settle(self, log_f: Float64[np.ndarray, "b"]) -> None:
         """Take one outcome of every bet."""
         before, self.seen = self.seen, self.seen + 1
-        weight = math.log(_survival(before) - _survival(self.seen))
-        self.log_r = np.logaddexp(self.log_r, weight) + log_f
+        bets = len(log_f)
+        weight = (_survival(before) - _survival(self.seen)) / bets
+        grown = np.logaddexp(self.log_r, math.log(weight)) + log_f
+        together = float(np.logaddexp.reduce(grown))
+        self.log_total = float(np.logaddexp(math.log(_survival(self.seen)), together))
+        self.log_r = np.logaddexp(math.log(1 - _JUMP) + grown, math.log(_JUMP / bets) + together)
         fresh = self.cusum <= 0
         self.start = np.where(fresh, before, self.start)
         self.cusum = np.where(fresh, 0.0, self.cusum) + log_f
-
-    @property
-    def log_total(self) -> float:
-        """The logarithm of M: at or above log(1 / alpha), the hypothesis is refuted at alpha."""
-        together = float(np.logaddexp.reduce(self.log_r)) - math.log(len(self.log_r))
-        return float(np.logaddexp(math.log(_survival(self.seen)), together))
 
     @property
     def since(self) -> int:
@@ -78,6 +81,7 @@ class Capital:
         """As plain values; minus infinity is None."""
         return {
             "seen": self.seen,
+            "log_total": self.log_total,
             "log_r": [None if one == -np.inf else one for one in self.log_r.tolist()],
             "cusum": self.cusum.tolist(),
             "start": self.start.tolist(),
@@ -87,7 +91,7 @@ class Capital:
     def from_json(cls, saved: Json) -> "Capital":
         """What `to_json` returned."""
         capital = cls(len(saved["log_r"]))
-        capital.seen = int(saved["seen"])
+        capital.seen, capital.log_total = int(saved["seen"]), float(saved["log_total"])
         capital.log_r = np.array([-np.inf if one is None else one for one in saved["log_r"]], dtype=np.float64)
         capital.cusum = np.array(saved["cusum"], dtype=np.float64)
         capital.start = np.array(saved["start"], dtype=np.int64)
@@ -105,7 +109,7 @@ class ExchangeabilityTest:
 
     def __init__(self, counts: Int64[np.ndarray, "k"], *, ordered: bool = True) -> None:
         self.counts, self.ordered = counts.astype(np.int64), ordered
-        self.capital = Capital(len(_WINDOWS) + 2 * len(_POWERS) * ordered)
+        self.capital = Capital(1 + len(_WINDOWS) + (2 * len(_POWERS) + len(_SLOPES)) * ordered)
         self.learned = np.ones((len(_WINDOWS), _PARTS))
 
     def update(self, bin_: int, u: float) -> float:
@@ -120,10 +124,11 @@ class ExchangeabilityTest:
     def log_bets(self, p: float) -> Float64[np.ndarray, "b"]:
         """The logarithm of every density at a p-value; half of a learned one is uniform."""
         shares = self.learned[:, _part(p)] / self.learned.sum(1)
-        log_f = [np.log(0.5 + 0.5 * _PARTS * shares)]
+        log_f = [np.zeros(1), np.log(0.5 + 0.5 * _PARTS * shares)]
         if self.ordered:
             powers = np.array(_POWERS)
             log_f += [np.log(powers) + (powers - 1) * math.log(max(one, 1e-300)) for one in (p, 1 - p)]
+            log_f.append(np.log1p(np.array(_SLOPES) * (p - 0.5)))
         return np.concatenate(log_f)
 
     def to_json(self) -> Json:

@@ -1,0 +1,197 @@
+"""How soon does a watch notice a change, and how rarely does it cry wolf? Real images, beside crepes and MAPIE.
+
+    python experiments/watch.py --data DIR --more-data DIR [--cache DIR] [--streams 1000] [--write]
+
+Data and caches are those of guarantee.py (`cifar10`: ResNet-20 on CIFAR-10's test images; `imagenet`:
+EfficientNet-Lite0 on 2,000 photographs); corrupted images are extracted beside them, and `tiny_imagenet`, `textures`
+and `cifar10_photos` are taken if guard_shift.py has left them there (the last one under the name cifar10).
+
+The images of a table are the population: guards are fitted on 1,000 images, and streams drawn from it, with
+replacement, so that streams without a change are exchangeable with the calibration images.
+
+    false alarms   the share of streams of 1,000 unchanged images with an alarm; at most alpha = 0.01
+    delay          300 unchanged images, then changed ones: how many of these until the alarm, the median of 20 streams;
+                   null where most streams have none within 700
+
+Beside "watch", all of its tests together, are martingales of other packages on the same uncertainties, each with all of
+alpha: crepes' SimpleJumper, SleeperStayer and their CompositeMartingale on its semi-online p-values, and MAPIE's jumper
+on the same p-values (its plug-in martingale estimates a density from all p-values at every step, which takes hours
+here). They are optional: pip install crepes mapie.
+
+The last line is one JSON object; --write puts it into expected/watch.json, too.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _expected import write_expected
+from _resnet_cifar import resnet
+from guarantee import table_of
+from rich.progress import track
+
+import dubito
+from dubito.data import Corrupted, Subset
+from dubito.guard import Decisions, Guard
+from dubito.table import Table
+
+EXPECTED = Path(__file__).parent / "expected" / "watch.json"
+ALPHA = 0.01
+KNOWN, BEFORE, AFTER, GUARDS, REPEATS = 1000, 300, 700, 10, 20
+CORRUPTED = 400
+LEVELS = [("blur", 1), ("blur", 3), ("noise", 1), ("noise", 3), ("zoom", 2), ("zoom", 4)]
+SETS = ("tiny_imagenet", "textures", "cifar10_photos")
+
+Detector = Callable[[np.ndarray, np.ndarray, int], int | None]
+
+
+def main() -> None:
+    """Extract, stream, count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--more-data", type=Path)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here, or find them here")
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"alpha": ALPHA, "streams": args.streams}
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("cifar10", "imagenet"):
+            population, changed = extracted(name, args.data, args.more_data, args.cache or Path(place))
+            result[name] = study(population, changed, args.streams // 2, name)
+    print(json.dumps(result, indent=1))
+    if args.write:
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
+    print(json.dumps(result))
+
+
+def extracted(name: str, data: Path, more_data: Path, cache: Path) -> tuple[Table, dict[str, Table]]:
+    """The population, and changed images by kind of the change."""
+    # Without ids: what is drawn twice is no duplicate here.
+    population = table_of(name, data, more_data, cache).select("logit", "feature", "label")
+    if name == "cifar10":
+        small = dubito.Preprocess(size=(32, 32), resize=(32, 32))
+        model: Any = dubito.wrap(resnet(20, data / "cifar10_resnets"), transform=small, classes=10, name="resnet20")
+        images = dubito.open_images(f"{more_data / 'cifar10.npz'}#test")
+    else:
+        model = dubito.load("pypi:efficientnet_lite0")
+        images = dubito.open_images(data / "imagenet_val_dev2000" / "images256.zip")
+    some = Subset(images, np.linspace(0, len(images) - 1, CORRUPTED).astype(int).tolist())
+    changed = {
+        f"{kind} {level}": dubito.extract(
+            model, Corrupted(some, kind, level), to=cache / f"{name}_{kind}_{level}", label_space="own"
+        )
+        for kind, level in LEVELS
+    }
+    for other in SETS if name == "imagenet" else ():
+        if (cache / other / "manifest.json").is_file():
+            changed[other] = dubito.open(cache / other)
+    half = population.label % 2 == 0
+    changed["half of the classes"] = population.rows(half.nonzero()[:, 0])
+    return population, changed
+
+
+def study(population: Table, changed: dict[str, Table], streams: int, name: str) -> dict[str, Any]:
+    """False alarms and delays of every detector."""
+    detectors: dict[str, Detector] = peers()
+    alarms: dict[str, list[bool]] = {key: [] for key in ("watch", *detectors)}
+    delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in alarms} for kind in changed}
+    for seed in track(range(GUARDS), name):
+        rng = np.random.default_rng(seed)
+        known = population.rows(torch.from_numpy(rng.integers(len(population), size=KNOWN)))
+        guard = Guard.fit(None, known, 0.1, scores="temperature", sets=False, seed=seed)
+        usual = guard.decide(population.select("logit", "feature"))
+        for _ in range(streams // GUARDS):
+            stream = rows(usual, rng.integers(len(population), size=1000))
+            for key, alarm in detected(guard, [stream], detectors, seed).items():
+                alarms[key].append(alarm is not None)
+        for kind, table in changed.items():
+            new = guard.decide(table.select("logit", "feature"))
+            for _ in range(REPEATS // GUARDS):
+                before = rows(usual, rng.integers(len(population), size=BEFORE))
+                after = rows(new, rng.integers(len(new), size=AFTER))
+                for key, alarm in detected(guard, [before, after], detectors, seed).items():
+                    late = alarm is not None and alarm >= BEFORE
+                    delays[kind][key].append(alarm - BEFORE + 1 if late and alarm is not None else math.inf)
+    medians = {
+        kind: {key: None if math.isinf(middle := float(np.median(one))) else middle for key, one in by.items()}
+        for kind, by in delays.items()
+    }
+    return {
+        "images": len(population),
+        "false_alarms": {key: round(float(np.mean(one)), 4) for key, one in alarms.items()},
+        "delay": medians,
+    }
+
+
+def rows(decisions: Decisions, chosen: np.ndarray) -> Decisions:
+    """Some decisions, in this order."""
+    index = torch.from_numpy(chosen)
+    columns = ("predicted", "probability", "uncertainty", "rank", "accept", "novel", "density_rank")
+    picked = {key: getattr(decisions, key)[index] for key in columns}
+    return replace(decisions, ids=[str(n) for n in range(len(chosen))], **picked)
+
+
+def detected(guard: Guard, parts: list[Decisions], detectors: dict[str, Detector], seed: int) -> dict[str, int | None]:
+    """After how many images each detector raises its alarm, from 0; None where it does not."""
+    watch = guard.watch(alpha=2 * ALPHA, seed=seed)  # half of it is for labels, of which there are none
+    for part in parts:
+        report = watch.update(part)
+    first = {"watch": report.alarms[0]["images"] - 1 if report.alarms else None}
+    calibration = guard.calibration.uncertainty
+    calibration = np.where(np.isinf(calibration), 1e9, calibration)
+    new = np.concatenate([torch.where(part.novel, 1e9, part.uncertainty).numpy() for part in parts])
+    return {**first, **{key: detector(calibration, new, seed) for key, detector in detectors.items()}}
+
+
+def peers() -> dict[str, Detector]:
+    """Martingales of other packages, as far as they are installed."""
+    found: dict[str, Detector] = {}
+    try:
+        from crepes.martingales import (  # noqa: PLC0415 (optional)
+            CompositeMartingale,
+            SimpleJumper,
+            SleeperStayer,
+            semi_online_p_values,
+        )
+    except ImportError:
+        return found
+
+    def p_values(calibration: np.ndarray, new: np.ndarray, seed: int) -> np.ndarray:
+        return np.asarray(semi_online_p_values(np.concatenate([calibration, new]), seed=seed))[len(calibration) :]
+
+    def by_crepes(make: Callable[[], Any]) -> Detector:
+        def detect(calibration: np.ndarray, new: np.ndarray, seed: int) -> int | None:
+            index = int(make().apply(p_values(calibration, new, seed), c=1 / ALPHA))
+            return index if index < len(new) else None
+
+        return detect
+
+    found["crepes jumper"] = by_crepes(SimpleJumper)
+    found["crepes sleeper"] = by_crepes(SleeperStayer)
+    found["crepes composite"] = by_crepes(lambda: CompositeMartingale([SimpleJumper(), SleeperStayer()]))
+    try:
+        from mapie.exchangeability_testing import OnlineMartingaleTest  # noqa: PLC0415 (optional)
+    except ImportError:
+        return found
+
+    def by_mapie(calibration: np.ndarray, new: np.ndarray, seed: int) -> int | None:
+        test = OnlineMartingaleTest(test_level=ALPHA, warn=False)
+        for number, p in enumerate(p_values(calibration, new, seed)):
+            if test.update_simple_jumper_martingale(float(p)) >= 1 / ALPHA:
+                return number
+        return None
+
+    found["mapie jumper"] = by_mapie
+    return found
+
+
+if __name__ == "__main__":
+    main()
