@@ -33,7 +33,7 @@ ORDER = (
     ("evaluate",),
     ("guard", "search", "active", "explain", "audit", "protocols"),
     ("report",),
-    ("explore",),
+    ("explore", "serve"),
 )
 """Floors from the ground up: a room may import itself and every room of the floors below its own."""
 MAY_IMPORT = {

@@ -10,6 +10,7 @@ are like the calibration images is tested wherever many are decided on (`shift`)
 guarantee is kept (`check`).
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from dubito.cache.disk import model_identity
 from dubito.cache.labels import resolve_labels
 from dubito.cache.runner import predict_table
 from dubito.data import Subset
+from dubito.data.image_set import hash_bytes
 from dubito.data.open import one_or_many
 from dubito.errors import GuardError, ImagesError, ModelError, OwnLabelsWarning, TableError
 from dubito.guard.check import GuaranteeCheck, check_guarantee
@@ -358,6 +360,14 @@ class Guard(Result):
         """The columns that its scores read."""
         scores = self.selection.scores.values()
         return tuple(dict.fromkeys(column for score in scores for column in ("logit", *score.needs)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that its verdicts depend on: model, scores, calibration images, threshold and sets."""
+        made = None if self.provenance is None else self.provenance.to_json()
+        described = json.dumps([self.to_dict(), list(self.selection.scores), made], sort_keys=True, default=str)
+        arrays = [np.ascontiguousarray(one).tobytes() for _, one in sorted(self.calibration.arrays().items())]
+        return hash_bytes(described.encode(), *arrays).hex()
 
     def save(self, to: str | Path) -> Path:
         """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.

@@ -193,9 +193,13 @@ class Decisions(Result, Sequence[Verdict]):
     def facts(self) -> dict[str, str]:
         """Why images are refused: the main reasons, the most frequent first."""
         refused = (~self.accept).nonzero()[:, 0].tolist()
-        counts = Counter(next(iter(self._causes(row)), _OTHERWISE) for row in refused)
+        counts = Counter(map(self.cause, refused))
         ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         return {"refused": "; ".join(f"{count:,} {cause}" for cause, count in ordered)} if ordered else {}
+
+    def cause(self, row: int) -> str:
+        """The kind of the main reason for which an image is refused, one of a handful: to count images by it."""
+        return next(iter(self._causes(row)), _OTHERWISE)
 
     def findings(self) -> list[str]:
         """What is guaranteed, whether it says anything about these images, and whether it is kept on them."""

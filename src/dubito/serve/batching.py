@@ -1,0 +1,138 @@
+"""Images of many requests through the model together: one bounded queue, counted in images, and one batch at a time.
+
+admit       as many images as the queue has room for, or none: whoever is refused hears so at once
+collect     until a batch is full, nothing more is being decoded, or the first image has waited long enough
+run         in one thread, the model's; images that nobody waits for any more are left out
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from dubito.errors import DubitoError
+
+Run = Callable[[Hashable, list[str], list[Tensor]], Sequence[Any]]
+"""Of the kind of work, the ids of images and their inputs: one answer per image."""
+
+
+@final
+class QueueFullError(DubitoError):
+    """There is no room for more images now."""
+
+
+@final
+@dataclass(eq=False)
+class _Waiting:
+    kind: Hashable
+    id: str
+    image: Tensor
+    answer: "asyncio.Future[Any]"
+
+    @property
+    def group(self) -> tuple[Hashable, tuple[int, ...]]:
+        """Images of one group go through the model together."""
+        return self.kind, tuple(self.image.shape)
+
+
+@final
+class Batcher:
+    """A queue of images, and the loop that empties it.
+
+    Args:
+        run: What is done with a batch, in the thread of `model`.
+        model: A single thread.
+        capacity: How many images may be under way, from their request's arrival to its answer.
+        max_batch: How many go through the model together.
+        max_wait: Seconds that an image waits for others to join it.
+        seen: Told the size of every batch.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: Executor,
+        *,
+        capacity: int,
+        max_batch: int,
+        max_wait: float,
+        seen: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._run, self._model, self._seen = run, model, seen
+        self.capacity, self.max_batch, self.max_wait = capacity, max_batch, max_wait
+        self.admitted = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+
+    @contextlib.contextmanager
+    def admit(self, images: int) -> Iterator[None]:
+        """Room for some images, until the end of the context; QueueFullError where there is none."""
+        if self.admitted + images > self.capacity:
+            raise QueueFullError(
+                f"the queue is full: {self.admitted} of {self.capacity} images are under way, and {images} more were "
+                f"sent. Send them again later."
+            )
+        self.admitted += images
+        try:
+            yield
+        finally:
+            self.admitted -= images
+
+    async def answer(self, kind: Hashable, name: str, image: Tensor) -> Any:
+        """What is made of one image; cancelling this takes it out of the queue."""
+        waiting = _Waiting(kind, name, image, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._arrived.set()
+        return await waiting.answer
+
+    async def run(self) -> None:
+        """Run batches for ever."""
+        while True:
+            batch = await self._collect()
+            groups: dict[Hashable, list[_Waiting]] = {}
+            for one in batch:
+                groups.setdefault(one.group, []).append(one)
+            for group in groups.values():
+                self._seen(len(group))
+                await self._answered(group)
+
+    async def _collect(self) -> list[_Waiting]:
+        loop = asyncio.get_running_loop()
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        end = loop.time() + self.max_wait
+        # While this loop collects, nothing is in the model: whatever was admitted and is not here is being decoded.
+        while len(self._waiting) < min(self.max_batch, self.admitted) and (left := end - loop.time()) > 0:
+            self._arrived.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), left)
+        batch: list[_Waiting] = []
+        while self._waiting and len(batch) < self.max_batch:
+            one = self._waiting.popleft()
+            if not one.answer.done():  # cancelled: its client has gone, or its time was up
+                batch.append(one)
+        return batch
+
+    async def _answered(self, group: list[_Waiting]) -> None:
+        """Answers, or errors, for a group; where a batch fails, each of its images is tried alone."""
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(
+                self._model, self._run, group[0].kind, [one.id for one in group], [one.image for one in group]
+            )
+        except Exception as error:  # the model's code may raise anything, and the service goes on
+            if len(group) == 1:
+                if not group[0].answer.done():
+                    group[0].answer.set_exception(error)
+                return
+            for one in group:
+                await self._answered([one])
+            return
+        for one, answer in zip(group, answers, strict=True):
+            if not one.answer.done():
+                one.answer.set_result(answer)

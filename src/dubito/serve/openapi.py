@@ -1,0 +1,180 @@
+"""The OpenAPI document of a service, and a page of it that needs no network."""
+
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+from dubito.serve.inference_protocol import OUTPUTS
+from dubito.types import Json
+
+_NUMBER, _TEXT, _SHARE = {"type": "number"}, {"type": "string"}, {"type": ["number", "null"]}
+_VERDICT = {
+    "predicted": {"type": "integer"},
+    "predicted_class": {"type": ["string", "null"]},
+    "probability": _NUMBER,
+    "aleatoric": _SHARE,
+    "epistemic": _SHARE,
+    "density_rank": _SHARE,
+    "uncertainty": _NUMBER,
+    "rank": _NUMBER,
+    "accept": {"type": "boolean"},
+    "reason": _TEXT,
+    "prediction_set": {"type": ["array", "null"], "items": {"type": "integer"}},
+}
+_NEIGHBOURS = {
+    "refused": {"type": "boolean"},
+    "ids": {"type": "array", "items": _TEXT},
+    "similarities": {"type": "array", "items": _NUMBER},
+    "labels": {"type": "array", "items": {"type": "integer"}},
+    "uncertainty": _NUMBER,
+    "reason": {"type": ["string", "null"]},
+}
+_GUARANTEE = {
+    "kind": {"type": "string", "enum": ["risk", "coverage", "false_alarms"]},
+    "level": _NUMBER,
+    "confidence": _NUMBER,
+    "n": {"type": "integer"},
+    "sentence": _TEXT,
+}
+_FILE = {"type": "string", "format": "binary"}
+_FILES = {"type": "object", "additionalProperties": {"oneOf": [_FILE, {"type": "array", "items": _FILE}]}}
+_IMAGES = {
+    "required": True,
+    "content": {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FILES}},
+}
+_REFUSALS = {
+    "400": "The multipart body cannot be read.",
+    "408": "The body was not sent in time.",
+    "413": "The body is too large, or has more images than the queue.",
+    "415": "The body is compressed.",
+    "422": "No image could be decoded, or the request is not as described here.",
+    "429": "The queue is full: send it again after Retry-After seconds.",
+    "500": "The service has failed.",
+    "504": "There was no answer in time.",
+}
+
+
+def openapi(name: str, paths: Iterable[str], *, keyed: bool) -> Json:
+    """The document of a service with some paths.
+
+    Args:
+        name: The model's name.
+        paths: Those that it answers.
+        keyed: Whether clients need a key.
+    """
+    answered = set(paths)
+    described = {path: one for path, one in _paths(f"/v2/models/{name}").items() if path in answered}
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": f"dubito: guard '{name}'", "version": version("dubito")},
+        "paths": described,
+        "components": {"schemas": {"Error": _object({"error": _TEXT})}},
+    }
+    if keyed:
+        for path, methods in described.items():
+            for one in methods.values():
+                if not path.startswith("/v2/health/"):
+                    one["responses"]["401"] = _error("The key is missing or wrong.")
+                    one["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
+    return document
+
+
+def docs_page(document: Json) -> str:
+    """The document for people."""
+    parts = []
+    for path, methods in document["paths"].items():
+        for method, one in methods.items():
+            rows = "".join(
+                f"<tr><td>{status}<td>{escape(answer['description'])}" for status, answer in one["responses"].items()
+            )
+            parts.append(
+                f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(one['summary'])}</p>"
+                f"<table>{rows}</table><details><summary>as JSON</summary>"
+                f"<pre>{escape(json.dumps(one, indent=2))}</pre></details>"
+            )
+    title = escape(document["info"]["title"])
+    style = "body{font:1rem/1.5 system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}td{padding-right:1rem}"
+    lead = "Every answer is JSON unless it says otherwise; errors have the key <code>error</code>."
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{style}</style>"
+        f"<h1>{title}</h1><p>{lead}</p>{''.join(parts)}</html>"
+    )
+
+
+def _paths(model: str) -> dict[str, Json]:
+    broken = _object({"id": _TEXT, "name": _TEXT, "error": _TEXT})
+    verdicts = {"type": "array", "items": {"oneOf": [_named(_VERDICT), broken]}}
+    queries = {"type": "array", "items": {"oneOf": [_named(_NEIGHBOURS, ("refused", "ids", "similarities")), broken]}}
+    guarded = _object({"verdicts": verdicts, "guarantee": _object(_GUARANTEE), "fingerprint": _TEXT})
+    k = {"name": "k", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5}}
+    return {
+        "/guard": {
+            "post": _posted("Verdicts of one image (the body) or several (multipart), each with its reason.", guarded)
+        },
+        "/search": {
+            "post": {
+                **_posted("Similar items of an index; uncertain images are refused.", _object({"queries": queries})),
+                "parameters": [k],
+            }
+        },
+        "/watch": {"get": _got("Are images still like those of the calibration, and is the guarantee kept?")},
+        "/v2": {"get": _got("Metadata of the server (Open Inference Protocol).")},
+        "/v2/health/live": {"get": _got("Whether the service lives; needs no key.")},
+        "/v2/health/ready": {"get": _got("Whether it answers requests; needs no key.")},
+        model: {"get": _got("Metadata of the model: its inputs, outputs and classes.")},
+        f"{model}/ready": {"get": _got("Whether the model answers requests.")},
+        f"{model}/infer": {"post": _infer()},
+        "/metrics": {"get": _got("Counters, in the text format of Prometheus.", "text/plain", _TEXT)},
+        "/openapi.json": {"get": _got("This document.")},
+        "/docs": {"get": _got("This document, for people.", "text/html", _TEXT)},
+    }
+
+
+def _infer() -> Json:
+    datum = {"name": _TEXT, "datatype": {"type": "string", "const": "BYTES"}}
+    shape = {"type": "array", "items": {"type": "integer"}}
+    sent = _object({**datum, "shape": shape, "data": {"type": "array", "items": _TEXT}})
+    output = {
+        "name": {"type": "string", "enum": list(OUTPUTS)},
+        "datatype": {"type": "string", "enum": sorted({kind for kind, _ in OUTPUTS.values()})},
+        "shape": shape,
+        "data": {"type": "array"},
+    }
+    outputs = {"type": "array", "items": _object(output, ("name", "datatype", "shape"))}
+    answer = _object({"model_name": _TEXT, "id": _TEXT, "outputs": outputs}, ("model_name", "outputs"))
+    body = _object({"id": _TEXT, "inputs": {"type": "array", "items": sent}}, ("inputs",))
+    summary = "Verdicts by the Open Inference Protocol: files of images as BYTES, in base64 or in binary."
+    return {**_posted(summary, answer), "requestBody": {"required": True, "content": _json(body)}}
+
+
+def _posted(summary: str, answer: Json) -> Json:
+    refusals = {status: _error(words) for status, words in _REFUSALS.items()}
+    answered = {"description": "An answer for every image.", "content": _json(answer)}
+    return {"summary": summary, "requestBody": _IMAGES, "responses": {"200": answered, **refusals}}
+
+
+def _got(summary: str, kind: str = "application/json", schema: Mapping[str, Any] = {"type": "object"}) -> Json:
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": "As above.", "content": {kind: {"schema": schema}}}},
+    }
+
+
+def _named(properties: Mapping[str, Any], required: tuple[str, ...] | None = None) -> Json:
+    needed = None if required is None else ("id", "name", *required)
+    return _object({"id": _TEXT, "name": _TEXT, **properties}, needed)
+
+
+def _object(properties: Mapping[str, Any], required: tuple[str, ...] | None = None) -> Json:
+    return {"type": "object", "properties": dict(properties), "required": list(required or properties)}
+
+
+def _json(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+def _error(words: str) -> Json:
+    return {"description": words, "content": _json({"$ref": "#/components/schemas/Error"})}
