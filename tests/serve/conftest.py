@@ -3,8 +3,8 @@
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -89,5 +89,10 @@ def log_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def folder_of(guard: dubito.Guard, place: Path) -> Path:
-    return guard.save(place / "guard")
+def log_line(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The one that a request has left: it is written after the answer was sent."""
+    text, end = "", time.monotonic() + 5
+    while "\n" not in text and time.monotonic() < end:
+        text += capfd.readouterr().err
+    (line,) = log_lines(text)
+    return line

@@ -16,7 +16,21 @@ import typer
 
 from dubito import __version__
 from dubito.choices import suggestion
-from dubito.cli import active, audit, evaluate, explain, explore, extract, guard, listing, report, score, search, train
+from dubito.cli import (
+    active,
+    audit,
+    evaluate,
+    explain,
+    explore,
+    extract,
+    guard,
+    listing,
+    report,
+    score,
+    search,
+    serve,
+    train,
+)
 from dubito.cli._console import Debug, Json, Screen
 from dubito.errors import DubitoError
 
@@ -138,6 +152,7 @@ for _name, _command, _example in (
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),
     ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("watch", guard.watch, "guard photos/today --ask 50"),
+    ("serve", serve.serve, "guard --port 8000 --watch guard.watch"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),
