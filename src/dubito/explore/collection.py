@@ -34,7 +34,7 @@ ColumnKind = Literal["score", "category", "flag"]
 GUARD = "guard"
 OTHER = "other:"
 """Before the names of the second model's columns."""
-_ROWS = 8192
+_ROWS = 2048
 """Rows that are in memory at a time."""
 _TESTED = 20_000
 """Images of a larger table, drawn at random, that are compared with the guard's calibration images."""

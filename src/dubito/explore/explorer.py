@@ -149,7 +149,7 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
         )
         running = threading.Thread(target=server.run, args=([listening],), daemon=True)
         running.start()
-        layouts.start("tsne")
+        layouts.start_saved()
         opened = stack.pop_all()
 
     def stop() -> None:

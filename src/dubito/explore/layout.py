@@ -87,6 +87,12 @@ class Layouts:
                     run.state, run.progress = "ready", 1.0
         return run.points
 
+    def start_saved(self) -> None:
+        """Read the layouts that are on the disk."""
+        for name in get_args(Layout):
+            if self.folder is not None and (self.folder / f"{name}.safetensors").is_file():
+                self.start(name)
+
     def start(self, name: str) -> None:
         """Compute a layout in the background, or read it from the disk, unless that has begun."""
         check_choice(name, get_args(Layout), by="explore", what="layout")
@@ -164,8 +170,10 @@ class Layouts:
 
     def _components(self) -> Float32[np.ndarray, "n 2"]:
         components, _, _ = self._sampled()
-        parts = [components.project(batch.feature)[:, :2] for _, batch in self.collection.blocks("feature")]
-        return _unit(np.concatenate(parts))
+        points = np.empty((len(self.collection), 2))
+        for start, batch in self.collection.blocks("feature"):
+            points[start : start + len(batch)] = components.project(batch.feature)[:, :2]
+        return _unit(points)
 
     def _with_others(
         self,
@@ -221,6 +229,7 @@ def _unit(points: Float64[np.ndarray, "n 2"]) -> Float32[np.ndarray, "n 2"]:
     """Into the unit square, with one scale for both axes, in the middle; y grows downwards, as on a screen."""
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
-    unit = 0.5 + (points - (low + high) / 2) / span
+    unit = ((points - (low + high) / 2) / span).astype(np.float32)
+    unit += np.float32(0.5)
     unit[:, 1] = 1 - unit[:, 1]
-    return np.ascontiguousarray(unit, dtype=np.float32)
+    return unit

@@ -71,6 +71,8 @@ class Explorer {
     this.#startKeys();
     connection.addEventListener("restored", () => this.#refresh());
     document.body.dataset.ready = "true";
+    // Only now: what the page waits for would take its turns with it.
+    if (this.layouts.of("tsne")?.state === "none") this.layouts.start("tsne");
   }
 
   #showSubject() {
