@@ -46,6 +46,10 @@ def test_what_is_no_folder_or_table_is_refused_in_words(world):
         dubito.Guard.load(model, world / "guard")
     with pytest.raises(TableError, match=r"train: table must be a table; got the path \"cache\"\. Open it"):
         dubito.train("cache")
+    with pytest.raises(TableError, match=r"map: table must be a table; got the path \"cache\"\. Open it"):
+        dubito.draw_map("cache")
+    with pytest.raises(TableError, match=r"SafeIndex\.load: folder must be the path of an index; got Table"):
+        dubito.SafeIndex.load(dubito.open(world / "plain"))
 
 
 @pytest.mark.parametrize(

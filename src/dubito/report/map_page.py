@@ -26,7 +26,7 @@ from dubito.report.layout import METHODS
 from dubito.report.map import Map, format_u
 from dubito.report.page import match_images
 from dubito.storage import export
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Images, Json, Score
 from dubito.validate import check_choice, check_number
 
@@ -63,6 +63,7 @@ def draw_map(
         layout: perplexity, neighbours, components, most and seed of `Map.of`.
     """
     # A layout can take minutes: whatever can be rejected is rejected before it.
+    check_table(table, by="map")
     available = [name for name, column in _COLUMNS.items() if column in table]
     check_choice(colour or "uncertainty", [*available, "uncertainty"], by="map", what="colour")
     _check_paths(to, png)

@@ -153,6 +153,8 @@ class SafeIndex:
             mapped: Memory-map the vectors rather than read them now.
             check: Read every byte once and compare checksums: a second for a million vectors of 512 numbers.
         """
+        if not isinstance(folder, str | Path):
+            raise TableError(f"SafeIndex.load: folder must be the path of an index; got {type(folder).__name__}.")
 
         def read(saved: Json) -> "SafeIndex":
             place = Path(folder)
