@@ -229,7 +229,7 @@ def _unit(points: Float64[np.ndarray, "n 2"]) -> Float32[np.ndarray, "n 2"]:
     """Into the unit square, with one scale for both axes, in the middle; y grows downwards, as on a screen."""
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
-    unit = ((points - (low + high) / 2) / span).astype(np.float32)
+    unit: np.ndarray = ((points - (low + high) / 2) / span).astype(np.float32)
     unit += np.float32(0.5)
     unit[:, 1] = 1 - unit[:, 1]
     return unit
