@@ -190,6 +190,14 @@ if platform.libc_ver()[0] == "glibc":
         assert inside < 100
         assert outside > 8 * 32  # at the least one fault a huge page, every time
 
+    def test_the_last_one_that_keeps_memory_gives_it_back():
+        block = 128 * 2**20
+        with kept_memory():
+            faults(block)
+            for _ in range(2):
+                with kept_memory():
+                    assert faults(block) < 100  # kept, although somebody inside has ended
+
 
 class Noisy(torch.utils.data.Dataset):
     """Images that draw from every global generator."""

@@ -51,7 +51,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> dubito.Guard:
     return dubito.Guard.fit(model, table, risk=0.1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while it runs, the process keeps freed memory
 def service(guard: dubito.Guard) -> Iterator[Service]:
     with serve(guard, port=0, limits=ServiceLimits(max_mb=2.0, deadline_s=4.0, queue=16, workers=1)) as running:
         yield running

@@ -342,9 +342,10 @@ def kept_memory() -> Iterator[None]:
     finally:
         with _limits:
             _keeping.pop()
-            for parameter, value in {} if _keeping else _USUAL.items():
-                libc.mallopt(parameter, value)
-        libc.malloc_trim(0)
+            if not _keeping:
+                for parameter, value in _USUAL.items():
+                    libc.mallopt(parameter, value)
+                libc.malloc_trim(0)
 
 
 def _with_probes(provenance: Provenance, probes: Sequence[Probe]) -> Provenance:

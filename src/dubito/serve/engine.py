@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from dubito.cache.runner import cores
+from dubito.cache.runner import cores, kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
 from dubito.guard import Decisions, Guard, Verdict, Watch
@@ -94,6 +94,7 @@ class Engine:
             raise GuardError("serve: images need the model. Load it with the guard: Guard.load(path, model).")
         self.guard, self.index, self.watch = guard, index, watch
         self.metrics = ServiceMetrics()
+        self._memory = ExitStack()
         self.decoders = Decoders(guard.model.transform, workers, seconds=seconds)
         self._model = ThreadPoolExecutor(1, "model", initializer=_pin_threads)
         self._watcher = ThreadPoolExecutor(1, "watch")
@@ -101,6 +102,7 @@ class Engine:
         self.batcher = Batcher(self._run, self._model, seen=self.metrics.batch.observe, **batching)
         self.metrics.under_way.set_function(lambda: self.batcher.admitted)
         self._loop: asyncio.Task[None] | None = None
+        self._memory.enter_context(kept_memory())  # after the processes have begun, which need the usual limits
         try:
             self._model.submit(self._try).result()
             if watch is not None:
@@ -126,6 +128,7 @@ class Engine:
         self.decoders.close()
         self._model.shutdown()
         self._watcher.shutdown()
+        self._memory.close()
 
     async def answers(self, kind: Hashable, uploads: Sequence[Upload], request: str) -> list[Any]:
         """For each image its answer, or why it is broken; ids are those of the request and a number.
