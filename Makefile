@@ -76,6 +76,7 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/explore.py
 	$(if $(DATA),$(BIN)/python benchmarks/gradient.py --data $(DATA))
 	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
+	$(if $(DATA),$(BIN)/python benchmarks/serve.py --data $(DATA))
 
 clean:  ## remove what was built, and the environment
 	rm -rf .venv site demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
