@@ -1,5 +1,8 @@
 """A running service: what it answers, and what it refuses."""
 
+import http.client
+import time
+
 import httpx
 import pytest
 
@@ -55,6 +58,18 @@ def test_an_only_image_that_cannot_be_decoded_is_422(client, content):
     answer = client.post("/guard", content=content)
     assert answer.status_code == 422
     assert answer.json()["error"] == answer.json()["verdicts"][0]["error"]
+
+
+def test_answers_do_not_wait_for_acknowledgements(service):
+    connection = http.client.HTTPConnection(service.address.removeprefix("http://"))
+    seconds = []
+    for _ in range(20):
+        start = time.perf_counter()
+        connection.request("POST", "/guard")  # without a body: nothing is computed
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - start)
+    connection.close()
+    assert sorted(seconds)[10] < 0.03  # the kernel would wait for 0.04
 
 
 def test_bodies_that_hold_no_image(client):

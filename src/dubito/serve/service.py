@@ -28,6 +28,7 @@ except ImportError as error:
     raise MissingPackageError("serve needs its server: pip install 'dubito[serve]'") from error
 
 _START_SECONDS = 30.0
+_BACKLOG = 2048
 _SLACK = 2.0
 """Seconds beyond the deadline for requests that are under way when the service stops."""
 
@@ -203,15 +204,17 @@ def _running(app: Any, listening: socket.socket, patience: float) -> tuple[threa
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ArtefactError(
             f"serve cannot listen on {host}, port {port} ({error.strerror or error}). Choose another port; 0 is any "
             f"free one."
         ) from error
+    # Connections inherit it. Without it, an answer waits for the client's acknowledgement of its head, 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _interrupt(*_: object) -> None:
