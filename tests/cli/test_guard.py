@@ -226,7 +226,9 @@ def test_watch_takes_images_asks_for_labels_and_remembers(run: Run, labelled: Pa
     assert "Nothing has to be done." in again.out
     state = run("watch", tmp_path / "guard", "--json").json
     report = dubito.Guard.load(tmp_path / "guard").watch(tmp_path / "guard.watch").report()
-    assert state == report.to_dict() | {"asked_for": [], "notes": []}
+    assert state == report.to_dict() | {"to_label": [], "notes": []}
+    for options, text in ((("--csv", "v.csv"), "--csv writes verdicts"), (("--drawn",), "--drawn is about labels")):
+        assert text in run("watch", tmp_path / "guard", *options).err
     wrong = run("watch", tmp_path / "guard", "--alpha", 0.05)
     assert (wrong.code, "is of another guard, or of another alpha or seed" in wrong.err) == (1, True)
 

@@ -57,8 +57,9 @@ def test_demo_as_text(run: Run, tmp_path: Path) -> None:
     assert "predictions as on the clean photographs" in answer.out
     assert "and 8 more" in answer.out  # ten rows are shown
     page = tmp_path / "demo.html"
-    *_, written, address, look = answer.out.splitlines()
+    *_, written, address, guarantee, look = answer.out.splitlines()
     assert (written, address) == (f"written: {page}", f"open {page.as_uri()}")
+    assert guarantee.endswith("these have no labels")
     assert look.endswith(f"-m dubito explore {tmp_path / 'cache'} --images {tmp_path / 'images'}")
     assert page.is_file()
 
@@ -97,7 +98,8 @@ def test_a_report_with_labels_and_other_caches(run: Run, labelled: Path, cache: 
     for key in ("scores", "calibration", "risk", "histograms"):
         assert f'<section class="part" id="{key}"' in page
     again = f"dubito report {labelled} --ood {cache} --learn-from {cache} --most 12 --to {tmp_path / 'r.html'}"
-    assert f"dubito extract {MODEL} IMAGES --to {labelled}\n{again}" in page
+    assert f"dubito extract {MODEL} IMAGES --to {labelled} --weights " in page  # a checkpoint of one's own
+    assert f"\n{again}" in page
     # The same caches by options.
     options = ("--ood", cache, "--learn-from", cache)
     assert run("report", labelled, *options, "--to", tmp_path / "r.html").code == 0

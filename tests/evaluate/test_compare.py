@@ -65,16 +65,17 @@ def test_the_one_that_knows_is_better_and_the_rest_is_noise():
     )
 
 
-def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
+def test_noise_is_called_noise_and_of_equals_the_one_that_reads_the_least_is_chosen():
     result = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
     first = result.findings()[0]
     assert "cannot be distinguished on these 300 images (" in first
     assert "Differences below about 0." in first
-    result.costs["margin"] = result.costs["margin"]._replace(microseconds=1e-6)
+    assert result.choice == result.ranking[0]
+    result.costs[result.choice] = result.costs[result.choice]._replace(microseconds=1e6)
+    assert result.choice == result.ranking[0]  # times differ from run to run
+    result.costs["entropy"] = result.costs["entropy"]._replace(reads=("feature", "logit"))
     assert result.choice == "margin"
-    assert result.findings()[-1] == (
-        "margin is the cheapest (0.0 µs per image) of those that could be the best on all questions."
-    )
+    assert result.findings()[-1] == ("Of those that could be the best on all questions, margin reads the least.")
 
 
 def test_aurc_is_better_when_lower():

@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import binomtest, kstest
 
-from dubito.guard.martingale import Capital, ExchangeabilityTest, RateTest, lots
+from dubito.guard.martingale import Capital, ExchangeabilityTest, RateTest, tie_breakers
 
 
 def counts(values: np.ndarray, bins: int = 20) -> np.ndarray:
@@ -37,7 +37,7 @@ def test_p_values_by_definition():
     seen = list((calibration * 20).astype(int))
     for n, bin_ in enumerate((new * 20).astype(int)):
         seen.append(bin_)
-        (u,) = lots(3, n, 1)
+        (u,) = tie_breakers(3, n, 1)
         expected = (np.sum(np.array(seen) > bin_) + u * np.sum(np.array(seen) == bin_)) / len(seen)
         assert test.update(int(bin_), u) == pytest.approx(expected)
 
@@ -106,14 +106,15 @@ def test_a_rate_above_its_bound_is_found_and_one_at_it_is_not():
     for _ in range(200):
         test, best = RateTest(0.1), -np.inf
         for x in rng.random(300) < 0.1:
-            test.update(float(x))
+            test.update(bool(x))
             best = max(best, test.capital.log_total)
         alarms += best >= math.log(10)
     assert binomtest(alarms, 200, 0.1, alternative="greater").pvalue > 0.01
     test, delays = RateTest(0.1), 0
-    expected = test.needed(0.01)
+    expected, rate = test.needed(0.01)
+    assert rate == 0.2
     while test.capital.log_total < math.log(100):
-        test.update(float(rng.random() < 0.2))
+        test.update(bool(rng.random() < 0.2))
         delays += 1
     assert 0.3 * expected < delays < 3 * expected
     assert test.observed == pytest.approx(0.2, abs=0.08)
@@ -125,7 +126,7 @@ def test_a_test_that_is_saved_continues_alike(kind):
         return RateTest(0.05) if kind == "rate" else ExchangeabilityTest(np.full(5, 9), ordered=kind == "images")
 
     def step(test, n):
-        return test.update(float(n % 7 == 0)) if kind == "rate" else test.update(n % 5, lots(0, n, 1)[0])
+        return test.update(n % 7 == 0) if kind == "rate" else test.update(n % 5, tie_breakers(0, n, 1)[0])
 
     one, other = fresh(), fresh()
     for n in range(40):
@@ -136,7 +137,7 @@ def test_a_test_that_is_saved_continues_alike(kind):
 
 
 def test_lots_depend_on_their_number_alone():
-    assert lots(0, 5, 3) == lots(0, 5, 3)
-    drawn = [one for seed in (0, 1) for n in range(100) for one in lots(seed, n, 3)]
+    assert tie_breakers(0, 5, 3) == tie_breakers(0, 5, 3)
+    drawn = [one for seed in (0, 1) for n in range(100) for one in tie_breakers(seed, n, 3)]
     assert len(set(drawn)) == 600
     assert kstest(drawn, "uniform").pvalue > 0.01

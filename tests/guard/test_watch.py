@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import dubito
-from dubito.errors import ArtefactError, GuardError, ValueRangeError
+from dubito.errors import ArtefactError, DubitoWarning, GuardError, ImagesError, ValueRangeError
 from dubito.guard import Guard
 from dubito.guard.thresholds import risk_threshold
 from dubito.guard.watch import Watch, _interval
@@ -92,22 +93,66 @@ def test_labels_that_come_later_count_if_they_were_drawn(guard):
     truth = dict(zip(table.id.tolist(), table.label.tolist(), strict=True))
     decisions = guard.decide(table.select("feature", "logit", "id"))
     watch.update(decisions)
-    asked = watch.ask(50)
+    requested = watch.request_labels(50)
     accepted = {name for name, accept in zip(table.id.tolist(), decisions.accept.tolist(), strict=True) if accept}
-    assert len(set(asked)) == 50
-    assert set(asked) <= accepted
-    assert watch.report().asked == 50
-    report = watch.label({name: truth[name] for name in asked})
-    assert (report.outcomes, report.asked, report.volunteered) == (50, 0, 0)
+    assert len(set(requested)) == 50
+    assert set(requested) <= accepted
+    assert watch.report().requested == 50
+    report = watch.label({f"folder/{name}": truth[name] for name in requested})  # by file name, as everywhere
+    assert (report.outcomes, report.requested, report.volunteered) == (50, 0, 0)
     predicted = dict(zip(table.id.tolist(), table.logit.argmax(1).tolist(), strict=True))
-    assert report.observed == pytest.approx(np.mean([truth[name] != predicted[name] for name in asked]))
-    others = sorted(accepted - set(asked))[:20]
-    report = watch.label({name: truth[name] for name in others})
+    assert report.observed == pytest.approx(np.mean([truth[name] != predicted[name] for name in requested]))
+    others = sorted(accepted - set(requested))[:20]
+    report = watch.label({name: float(truth[name]) for name in others})
     assert (report.outcomes, report.volunteered) == (50, 20)
-    more = sorted(accepted - set(asked) - set(others))[:10]
-    assert watch.label({name: truth[name] for name in more}, drawn=True).outcomes == 60
+    more = sorted(accepted - set(requested) - set(others))[:10]
+    assert watch.label({name: str(truth[name]) for name in more}, drawn=True).outcomes == 60
+    assert watch.label({"nobody.png": 0}).unknown == 1
     with pytest.raises(GuardError, match=r"a label must be a class of the model, .* got 'cat'\. Nothing was changed"):
         watch.label({others[0]: "cat"})
+    with pytest.raises(ImagesError, match=r"labels must be a mapping from image to label, .*; got list"):
+        watch.label([0, 1])
+
+
+def test_labels_that_people_send_do_not_hide_errors(guard):
+    """Complaints about every error leave only right answers; drawn among all images, errors are found all the same."""
+    table = named(blobs(300, seed=6, noise=2.0))
+    decisions = guard.decide(table.select("feature", "logit", "id"))
+    wrong = decisions.predicted[:, 0] != table.label
+    watch = guard.watch()
+    watch.update(decisions)
+    rows = (wrong & decisions.accept).nonzero()[:, 0].tolist()
+    watch.label({str(table.id[row]): int(table.label[row]) for row in rows})
+    assert watch.report().outcomes == 0
+    labels = dict(zip(table.id.tolist(), table.label.tolist(), strict=True))
+    report = watch.label({name: labels[name] for name in watch.request_labels(1000)})
+    assert report.outcomes == int(decisions.accept.sum())
+    assert report.observed == pytest.approx(len(rows) / report.outcomes)
+    assert "guarantee" in [one["kind"] for one in report.alarms]
+
+
+def test_names_that_come_again_and_labels_that_come_late(guard):
+    watch = guard.watch()
+    table = named(blobs(100, seed=6))
+    first = guard.decide(table.select("feature", "logit", "id"))
+    watch.update(first)
+    requested = watch.request_labels(30)
+    for seed in (7, 8, 9):
+        watch.update(guard.decide(named(blobs(500, seed=seed)).select("feature", "logit", "id")))
+    predicted = dict(zip(table.id.tolist(), first.predicted[:, 0].tolist(), strict=True))
+    report = watch.label({name: predicted[name] for name in requested})
+    assert (report.outcomes, report.observed) == (30, 0.0)
+
+
+def test_a_class_that_was_never_predicted_before():
+    table = blobs(1500, c=3)
+    guard = Guard.fit(None, table, risk=0.2, scores=["entropy"], sets=False, novel=0.0)
+    assert guard.classes is None
+    known = table.logit.argmax(1) < 2
+    guard = guard.refit(table.rows(known.nonzero()[:, 0]))
+    report = guard.watch().update(guard.decide(named(blobs(200, seed=3, c=3)).select("feature", "logit", "id")))
+    assert report.images == 200
+    assert "classes" in report.evidence
 
 
 @pytest.mark.parametrize("kind", ["coverage", "false_alarms"])
@@ -227,12 +272,35 @@ def test_a_stream_has_the_verdicts_of_the_guard(guard):
     assert watch.report().images == 45
 
 
+def test_broken_files_are_left_out_of_a_stream(tmp_path):
+    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    model = dubito.wrap(module, transform=dubito.Preprocess(size=(8, 8)))
+    for number in range(5):
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "2.png").write_bytes(b"broken")
+    inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    guard = Guard.fit(model, dubito.extract(model, inputs, to=None, progress=False), coverage=0.5, scores=["entropy"])
+    with pytest.warns(DubitoWarning, match=r"2\.png' must be an image file"):
+        assert [one.id for one in guard.stream(tmp_path, batch=1)] == ["0.png", "1.png", "3.png", "4.png"]
+
+
+def test_a_coverage_is_recalibrated_without_labels():
+    guard = Guard.fit(None, blobs(600), coverage=0.8, scores=["entropy"])
+    assert guard.sets is not None
+    new = guard.refit(blobs(300, seed=4).select("feature", "logit"))
+    assert (new.sets, new.threshold.of) == (None, 300)
+
+
 def test_settings(guard):
     with pytest.raises(ValueRangeError, match="watch: alpha must be a number in"):
         Watch(guard, alpha=0.0)
-    with pytest.raises(ValueRangeError, match=r"watch\.ask: count must be"):
-        guard.watch().ask(0)
-    assert guard.watch().ask(5) == []
+    with pytest.raises(ValueRangeError, match=r"watch\.request_labels: count must be"):
+        guard.watch().request_labels(0)
+    assert guard.watch().request_labels(5) == []
+    with pytest.raises(GuardError, match=r"guard\.stream: watch must be a watch of this guard"):
+        next(guard.stream(unlabelled(5, seed=1), watch=guard.with_risk(0.2).watch()))
+    strict = guard.with_risk(0.999).watch().update(guard.decide(unlabelled(5, seed=1)))
+    assert strict.advice.endswith("would reveal a rate of 99.9 %.")
     pytest.importorskip("matplotlib")
     report = guard.watch().update(guard.decide(unlabelled(30, seed=1)))
     assert report.plot().get_ylabel() == "evidence, powers of ten"

@@ -151,7 +151,7 @@ for _name, _command, _example in (
     ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),
     ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
-    ("watch", guard.watch, "guard photos/today --ask 50"),
+    ("watch", guard.watch, "guard photos/today --request-labels 50"),
     ("serve", serve.serve, "guard --port 8000 --watch guard.watch"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option
+from typer import Argument, BadParameter, Exit, Option
 
 import dubito
 from dubito import choices
@@ -119,11 +119,11 @@ def watch(
     *,
     labels: Annotated[str | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
     drawn: Annotated[
-        bool, Option("--drawn", help="The labelled images were drawn at random, by you and not by --ask.")
+        bool, Option("--drawn", help="The labelled images were drawn at random by you, not by --request-labels.")
     ] = False,
-    ask: Annotated[int | None, option("Name N images to label, drawn at random.", "N", min=1)] = None,
+    request_labels: Annotated[int | None, option("Name N images to label, drawn at random.", "N", min=1)] = None,
     alpha: Annotated[float, option("Probability of a false alarm, over the whole life.")] = 0.01,
-    folder: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
+    state: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
     model: options.OtherModel = None,
     load: options.ModelOptions,
     csv: Annotated[Path | None, option("Verdicts of the new images.", "FILE")] = None,
@@ -132,13 +132,20 @@ def watch(
 
     Exit code 3 once images have changed or the guarantee is broken. Several processes may feed one watch.
     """
+    if csv is not None and images is None:
+        raise BadParameter("--csv writes verdicts of new images: pass IMAGES, too.")
+    if drawn and labels is None:
+        raise BadParameter("--drawn is about labels: pass --labels, too.")
     cached = images is not None and options.is_cache(images)
+    if images is not None:
+        options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     if images is None or cached:
         options.check_no_model(model, load)
     with screen.waiting("loading the guard" if images is None or cached else "loading guard and model"):
         opened = None if images is None or cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if opened is None else _with_model(screen, guard, model, load)
-        watched = loaded.watch(folder or guard.with_name(f"{guard.name}.watch"), alpha=alpha)
+        place = guard.resolve()
+        watched = loaded.watch(state or place.with_name(f"{place.name}.watch"), alpha=alpha)
     written: dict[str, Path | None] = {}
     if images is not None:
         with screen.waiting("deciding" if cached else "running the model"):
@@ -147,9 +154,10 @@ def watch(
         written = {"csv": csv and decisions.to_csv(csv)}
     if labels is not None:
         watched.label(labels, drawn=drawn)
-    names = watched.ask(ask) if ask else []
+    names = watched.request_labels(request_labels) if request_labels else []
     report = watched.report()
-    screen.show(report, *([f"label these: {', '.join(names)}"] if names else []), written=written, asked_for=names)
+    notes = [f"label these: {', '.join(names)}"] if names else []
+    screen.show(report, *notes, written=written, to_label=names)
     if report.alarm:
         raise Exit(SOMETHING_WRONG)
 

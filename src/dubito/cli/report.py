@@ -166,7 +166,9 @@ def demo(
     # Last, and as it was called: in a fresh clone, dubito is not on the path.
     program = sys.argv[0] if Path(sys.argv[0]).name == "dubito" else f"{Path(sys.executable).name} -m dubito"
     look = f"look into it: {program} explore {to / 'cache'} --images {to / 'images'}"
-    screen.show(result, f"written: {page}", _address(page), look, page=str(page))
+    # These are nine copies of each of ten photographs, without labels: nothing that a guarantee could be tested on.
+    guard = "with labelled images of your own, `dubito guard fit` guarantees an error rate; these have no labels"
+    screen.show(result, f"written: {page}", _address(page), guard, look, page=str(page))
 
 
 def _predicted(
@@ -215,7 +217,9 @@ def _calls(
     from_cache = options.is_cache(places[0])
     kept = places[0] if from_cache else str(cache or "CACHE")
     model = (table.provenance and table.provenance.model if from_cache else places[0]) or "MODEL"
-    extract = shlex.join(["dubito", "extract", model, images or "IMAGES", "--to", kept])
+    made = table.provenance if from_cache else None
+    weights = ["--weights", str(made.checkpoint["path"])] if made and made.checkpoint else []
+    extract = shlex.join(["dubito", "extract", model, images or "IMAGES", "--to", kept, *weights])
     again = ["dubito", "report", *(places[:1] if from_cache else places)]
     for flag, value in given.items():
         several = value if isinstance(value, list) else [value]
@@ -228,7 +232,7 @@ def _calls(
         "issues": f"dubito label-issues {quoted}",
         "images": f"dubito report {quoted} --images IMAGES",
         "train": f"dubito report {quoted} --learn-from CACHE",
-        "model": shlex.join(["dubito", "report", model, images or "IMAGES"]),
+        "model": shlex.join(["dubito", "report", model, images or "IMAGES", *weights]),
         "reproduce": "\n".join([*([extract] if from_cache else []), shlex.join(again)]),
     }
 

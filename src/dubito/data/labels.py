@@ -72,9 +72,9 @@ def with_labels(images: Images, labels: Labels, undecoded: Collection[int] = ())
             raise _unmatched(keys, images, missing, what)
         numbers = numbers[[position_of.get(row, 0) for row in range(len(images))]]
     elif undecoded and len(labels) == len(images) - len(undecoded):
-        given, classes = to_labels(labels, what)
-        numbers = given[:1].repeat(len(images))
-        numbers[sorted(set(range(len(images))).difference(undecoded))] = given
+        decoded, classes = to_labels(labels, what)
+        numbers = decoded[:1].repeat(len(images))
+        numbers[sorted(set(range(len(images))).difference(undecoded))] = decoded
     elif len(labels) != len(images):
         raise ImagesError(
             f"labels must be one per image; got {len(labels)} labels for the {len(images)} images of "
@@ -328,6 +328,11 @@ def labels_by_image(labels: Labels) -> Mapping[Any, Any]:
     if isinstance(labels, Mapping):
         return labels
     from_file = isinstance(labels, (str, Path))
+    if not from_file and not is_frame(labels):
+        raise ImagesError(
+            f"labels must be a mapping from image to label, a CSV file or a frame; got {type(labels).__name__}. Name "
+            f"the image of every label."
+        )
     what = f"labels file '{labels}'" if from_file else "labels"
     table = read_csv(Path(labels).expanduser()) if from_file else read_frame(labels)
     column = table.label

@@ -261,15 +261,15 @@ class Comparison(Result):
 
     @property
     def choice(self) -> str | None:
-        """The cheapest score that could be the best on every question; None if there is none.
+        """Of the scores that could be the best on every question, the one that reads the least; None if there is none.
 
-        A score that reads what a single pass of the model writes is cheaper than any that needs further passes.
+        A score that reads what a single pass of the model writes comes before any that needs further passes, one that
+        reads logits alone before one that reads features, and then the better one. Measured times do not count: they
+        differ from run to run, and the choice must not.
         """
         everywhere = [name for name in self.ranking if all(name in one.leading for one in self.questions)]
-        costs = {name: self.costs[name] for name in everywhere}
-        return min(
-            costs, key=lambda name: (not set(costs[name].reads) <= _ONE_PASS, costs[name].microseconds), default=None
-        )
+        reads = {name: set(self.costs[name].reads) for name in everywhere}
+        return min(reads, key=lambda name: (not reads[name] <= _ONE_PASS, len(reads[name])), default=None)
 
     def title(self) -> str:
         """The table, its size and the number of scores."""
@@ -314,8 +314,7 @@ class Comparison(Result):
         if self.choice is None:
             sentences.append(f"No score could be the best on {every}: choose by what you want to find.")
         elif len(self.costs) > 1:
-            cost = f"{self.costs[self.choice].microseconds:.1f} µs per image"
-            sentences.append(f"{self.choice} is the cheapest ({cost}) of those that could be the best on {every}.")
+            sentences.append(f"Of those that could be the best on {every}, {self.choice} reads the least.")
         by_reason: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             by_reason.setdefault(why.removesuffix("."), []).append(name)

@@ -134,6 +134,8 @@ class Layouts:
             run.state, run.words = "failed", str(error)
         except InterruptedError:
             run.state = "none"
+        except Exception as error:  # whatever t-SNE and UMAP raise: the page shows it
+            run.state, run.words = "failed", f"{TITLES[name]}: {type(error).__name__}: {error}"
 
     def _report(self, run: _Run, done: float) -> None:
         if self._closed.is_set() or not threading.main_thread().is_alive():

@@ -12,6 +12,7 @@ guarantee is kept (`check`).
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,15 @@ from dubito.cache.runner import predict_table
 from dubito.data import Subset
 from dubito.data.image_set import hash_bytes
 from dubito.data.open import one_or_many
-from dubito.errors import GuardError, ImagesError, ModelError, OwnLabelsWarning, TableError
+from dubito.errors import (
+    BrokenImageError,
+    DubitoWarning,
+    GuardError,
+    ImagesError,
+    ModelError,
+    OwnLabelsWarning,
+    TableError,
+)
 from dubito.guard.check import GuaranteeCheck, check_guarantee
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
@@ -211,7 +220,7 @@ class Guard(Result):
             self,
             calibration=calibration,
             threshold=_threshold(self.guarantee, self.selection, calibration, len(table), by="guard.refit"),
-            sets=fitted_sets(self.sets or False, table, labelled=has_labels),
+            sets=fitted_sets((has_labels and self.sets) or False, table, labelled=has_labels),
             rows={**rows, "novel": int(np.isinf(calibration.uncertainty).sum())},
         )
         guard._checked = self._checked
@@ -243,11 +252,17 @@ class Guard(Result):
             watch: A watch of this guard that takes note of them.
         """
         check_number(batch, "[1, inf)", by="guard.stream", what="batch", whole=True, hint="64 is usual.")
+        if watch is not None and watch.guard is not self:
+            raise GuardError("guard.stream: watch must be a watch of this guard. Make one: guard.watch(folder).")
         opened = images if isinstance(images, Table) else one_or_many(images)[0]
         for start in range(0, len(opened), batch):
             rows = range(start, min(start + batch, len(opened)))
             part = opened.rows(slice(rows.start, rows.stop)) if isinstance(opened, Table) else Subset(opened, rows)
-            decisions, _ = self.decide_images(part)
+            try:
+                decisions, _ = self.decide_images(part)
+            except BrokenImageError as error:  # not one of the batch can be decoded
+                warnings.warn(str(error), DubitoWarning, stacklevel=2)
+                continue
             if watch is not None:
                 watch.update(decisions)
             yield from decisions
@@ -258,7 +273,7 @@ class Guard(Result):
         Args:
             folder: Where its state is kept, in one small file; None keeps it in memory.
             alpha: The probability of a false alarm, over the whole life.
-            seed: Seed of the lots that order equal images, and of the images that labels are asked for.
+            seed: Seed of tie-breaking, and of the images that labels are requested for.
         """
         return Watch(self, folder, alpha=alpha, seed=seed)
 
@@ -365,7 +380,8 @@ class Guard(Result):
     def fingerprint(self) -> str:
         """A hash of everything that its verdicts depend on: model, scores, calibration images, threshold and sets."""
         made = None if self.provenance is None else self.provenance.to_json()
-        described = json.dumps([self.to_dict(), list(self.selection.scores), made], sort_keys=True, default=str)
+        known = [self.to_dict(), list(self.selection.scores), self.classes, made]
+        described = json.dumps(known, sort_keys=True, default=str)
         arrays = [np.ascontiguousarray(one).tobytes() for _, one in sorted(self.calibration.arrays().items())]
         return hash_bytes(described.encode(), *arrays).hex()
 

@@ -51,7 +51,7 @@ class Capital:
         log_total: The logarithm of M: at or above log(1 / alpha), the hypothesis is refuted at alpha.
         log_r: (b) log R of every bet.
         cusum: (b) log-capital since the best start.
-        start: (b) that start, counted from 0.
+        start: (b) the place of that start.
     """
 
     def __init__(self, bets: int) -> None:
@@ -59,8 +59,8 @@ class Capital:
         self.log_r = np.full(bets, -np.inf)
         self.cusum, self.start = np.zeros(bets), np.zeros(bets, dtype=np.int64)
 
-    def settle(self, log_f: Float64[np.ndarray, "b"]) -> None:
-        """Take one outcome of every bet."""
+    def settle(self, log_f: Float64[np.ndarray, "b"], at: int | None = None) -> None:
+        """Take one outcome of every bet; `at` is what counts as its place, by default its number."""
         before, self.seen = self.seen, self.seen + 1
         bets = len(log_f)
         weight = (_survival(before) - _survival(self.seen)) / bets
@@ -69,12 +69,12 @@ class Capital:
         self.log_total = float(np.logaddexp(math.log(_survival(self.seen)), together))
         self.log_r = np.logaddexp(math.log(1 - _JUMP) + grown, math.log(_JUMP / bets) + together)
         fresh = self.cusum <= 0
-        self.start = np.where(fresh, before, self.start)
+        self.start = np.where(fresh, before if at is None else at, self.start)
         self.cusum = np.where(fresh, 0.0, self.cusum) + log_f
 
     @property
     def since(self) -> int:
-        """Where a change has most likely begun, as the number of outcomes before it."""
+        """Where a change has most likely begun."""
         return int(self.start[int(np.argmax(self.cusum))])
 
     def to_json(self) -> Json:
@@ -114,6 +114,8 @@ class ExchangeabilityTest:
 
     def update(self, bin_: int, u: float) -> float:
         """Take one image, by its bin and a number that is uniform on (0, 1); returns its p-value."""
+        if bin_ >= len(self.counts):  # a class that no calibration image was predicted to be
+            self.counts = np.pad(self.counts, (0, bin_ + 1 - len(self.counts)))
         self.counts[bin_] += 1
         p = float((self.counts[bin_ + 1 :].sum() + u * self.counts[bin_]) / self.counts.sum())
         self.capital.settle(self.log_bets(p))
@@ -150,7 +152,7 @@ class ExchangeabilityTest:
 
 @final
 class RateTest:
-    """Whether a rate exceeds its bound, from outcomes that are 0 or their weight.
+    """Whether a rate exceeds its bound, from outcomes that are 0 or 1.
 
     Args:
         bound: The bound r.
@@ -161,28 +163,27 @@ class RateTest:
         rates = [rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound]
         self._bets = np.array([(rate - bound) / (bound * (1 - bound)) for rate in rates])
         self.capital = Capital(len(rates))
-        self.total = 0.0
+        self.total = 0
 
-    def update(self, x: float) -> None:
-        """Take one outcome."""
+    def update(self, x: bool, at: int | None = None) -> None:
+        """Take one outcome; `at` is what counts as its place, such as the number of images before it."""
         self.total += x
-        self.capital.settle(np.log1p(self._bets * (x - self.bound)))
+        self.capital.settle(np.log1p(self._bets * (x - self.bound)), at)
 
     @property
     def observed(self) -> float | None:
         """The mean of all outcomes."""
         return self.total / self.capital.seen if self.capital.seen else None
 
-    def needed(self, alpha: float) -> int:
-        """About how many more outcomes would refute the bound, if the rate is what it seems, or else twice the bound.
+    def needed(self, alpha: float) -> tuple[int, float]:
+        """About how many more outcomes would refute the bound, at which rate: the observed one, or twice the bound.
 
         Capital grows by KL(rate, bound) per outcome.
         """
-        rate = self.observed or 0.0
-        rate = min(rate if rate > 1.05 * self.bound else 2 * self.bound, 0.999)
-        r = self.bound
+        r, rate = self.bound, self.observed or 0.0
+        rate = min(rate if rate > 1.05 * r else 2 * r, (1 + r) / 2)
         growth = rate * math.log(rate / r) + (1 - rate) * math.log((1 - rate) / (1 - r))
-        return max(1, math.ceil((math.log(1 / alpha) - self.capital.log_total) / growth))
+        return max(1, math.ceil((math.log(1 / alpha) - self.capital.log_total) / growth)), rate
 
     def to_json(self) -> Json:
         """As plain values."""
@@ -192,7 +193,7 @@ class RateTest:
     def from_json(cls, saved: Json) -> "RateTest":
         """What `to_json` returned."""
         test = cls(float(saved["bound"]))
-        test.total, test.capital = float(saved["total"]), Capital.from_json(saved["capital"])
+        test.total, test.capital = int(saved["total"]), Capital.from_json(saved["capital"])
         return test
 
 
@@ -204,7 +205,7 @@ def _survival(t: int) -> float:
     return math.log(_DELAY) / math.log(_DELAY + t)
 
 
-def lots(seed: int, n: int, count: int) -> list[float]:
+def tie_breakers(seed: int, n: int, count: int) -> list[float]:
     """Uniform numbers for the n-th image, whatever was drawn before: a test that is read from disk continues alike."""
     drawn: list[float] = np.random.Generator(np.random.Philox(key=seed, counter=n)).random(count).tolist()
     return drawn

@@ -9,8 +9,9 @@ The tests of `martingale` may be looked at after every image: over the whole lif
 probability of alpha at most, half of it for the images and half for the guarantee. The capital of several tests is
 averaged.
 
-Only labels of images that were drawn at random show the error rate: those that `ask` names, or all of a batch. Labels
-that people chose to give are counted and not tested. Their interval holds at all times at once: with S errors among n,
+Only labels of images that were drawn at random show the error rate: those that `request_labels` names, or all of a
+batch. Labels that people send by themselves are kept, and tested only if the image is drawn later. The interval of the
+rate holds at all times at once: with S errors among n,
 
     {q: Beta-binomial(S, n) / (q^S (1 - q)^(n - S)) < 1 / alpha}          (Robbins 1970), prior Beta(1, 9)
 
@@ -20,7 +21,7 @@ killed at any instant, and several may watch together.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -29,10 +30,10 @@ import numpy as np
 import torch
 
 from dubito.data.image_set import hash_bytes
-from dubito.data.labels import Labels, labels_by_image
-from dubito.errors import ArtefactError, GuardError
+from dubito.data.labels import Labels, find_rows, labels_by_image
+from dubito.errors import ArtefactError, GuardError, ImagesError
 from dubito.guard.combination import rank
-from dubito.guard.martingale import ExchangeabilityTest, RateTest, lots
+from dubito.guard.martingale import ExchangeabilityTest, RateTest, tie_breakers
 from dubito.guard.thresholds import Guarantee, images_needed, needed, percent
 from dubito.guard.verdict import Decisions, Verdict, class_name
 from dubito.result import Axes, Result, axes
@@ -51,7 +52,9 @@ _BINS = 200
 _RECENT = 300
 """Images that findings are about, the latest ones."""
 _PENDING = 1000
-"""Images that labels may still come for."""
+"""Images that labels may be requested for."""
+_MOST = 10_000
+"""Images that labels are awaited for."""
 _HISTORY = 512
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -71,7 +74,7 @@ class Watch:
         guard: The guard whose decisions are watched.
         folder: Where the state is kept; None keeps it in memory.
         alpha: The probability of a false alarm, over the whole life.
-        seed: Seed of the lots that order equal images, and of the images that labels are asked for.
+        seed: Seed of tie-breaking, and of the images that labels are requested for.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Watch:
         return decisions[0] if single else decisions
 
     def update(self, decisions: Decisions) -> "WatchReport":
-        """Take note of decisions, in order. Labels that come with them count: all of them are there."""
+        """Take note of decisions, in order. Labels that come with them are tested, as every image has one."""
         places = {
             "uncertainty": torch.where(decisions.novel, 1.0, decisions.rank),
             "classes": decisions.predicted[:, 0],
@@ -113,39 +116,48 @@ class Watch:
 
         Args:
             labels: A mapping from image to its class, by number or by name, or a CSV file or a frame of both.
-            drawn: Whether these images were drawn at random among those decided on, by you; those that `ask` named are.
+            drawn: Whether you drew these images at random; those that `request_labels` named are drawn anyway.
 
         Raises:
             GuardError: A label is no class of the model.
         """
         numbers = {str(name): self._class_of(label) for name, label in labels_by_image(labels).items()}
         with self._changing() as state:
-            for name, number in numbers.items():
-                entry = state.pending.pop(name, None)
-                if entry is None:
-                    state.unknown += 1
-                    continue
-                wrong = number != entry["predicted"]
-                if drawn or entry["asked"]:
-                    self._outcome(state, name, accept=entry["accept"], wrong=wrong)
-                else:
-                    state.volunteered += 1
+            names, rows = list(state.pending), dict[str, int]()
+            with suppress(ImagesError):  # not one of them is known
+                rows = find_rows(numbers, names, "labels")
+            state.unknown += len(numbers) - len(rows)
+            for key, row in rows.items():
+                entry = state.pending[names[row]]
+                entry["wrong"] = numbers[key] != entry["predicted"]
+                if drawn or entry["requested"]:
+                    self._outcome(state, names[row], entry)
         return self.report()
 
-    def ask(self, count: int) -> list[str]:
-        """Names of images to label: drawn at random among the latest, of a risk among those that were accepted."""
-        check_number(count, "[1, inf)", by="watch.ask", what="count", whole=True, hint="100 are usual.")
+    def request_labels(self, count: int) -> list[str]:
+        """Names of images to label: drawn at random among the latest, of a risk among those that were accepted.
+
+        A drawn image whose label is known already is tested at once, and not named. A name that comes again while its
+        label is awaited still means the earlier image.
+        """
+        by = "watch.request_labels"
+        check_number(count, "[1, inf)", by=by, what="count", whole=True, hint="100 are usual.")
         accepted_only = self.guard.guarantee.kind == "risk"
         with self._changing() as state:
             names = [
-                name for name, one in state.pending.items() if not one["asked"] and (one["accept"] or not accepted_only)
+                name
+                for name, one in state.pending.items()
+                if not one["requested"] and (one["accept"] or not accepted_only)
             ]
             state.draws += 1
             order = np.random.default_rng([self.seed, state.draws]).permutation(len(names))[:count]
             chosen = [names[place] for place in sorted(order.tolist())]
             for name in chosen:
-                state.pending[name]["asked"] = True
-        return chosen
+                entry = state.pending[name]
+                entry["requested"] = True
+                if entry["wrong"] is not None:
+                    self._outcome(state, name, entry)
+            return [name for name in chosen if name in state.pending]
 
     def report(self) -> "WatchReport":
         """What the watch has seen so far."""
@@ -179,7 +191,7 @@ class Watch:
         )
 
     def _take(self, state: "_Memory", name: str, at: Mapping[str, Any], *, accept: bool, label: int | None) -> None:
-        drawn = lots(self.seed, state.images, len(state.tests))
+        drawn = tie_breakers(self.seed, state.images, len(state.tests))
         p = {
             key: test.update(at[key] if key == "classes" else _bin(at[key]), u)
             for (key, test), u in zip(state.tests.items(), drawn, strict=True)
@@ -188,27 +200,30 @@ class Watch:
         predicted = at["classes"]
         state.recent.append([name, accept, predicted, p])
         del state.recent[:-_RECENT]
+        entry: Json = {"accept": accept, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
         if self.guard.guarantee.kind == "coverage" or label is not None:
-            self._outcome(state, name, accept=accept, wrong=None if label is None else label != predicted)
-        else:
-            state.pending[name] = {"accept": accept, "predicted": predicted, "asked": False}
-            while len(state.pending) > _PENDING:
-                del state.pending[next(iter(state.pending))]
+            self._outcome(state, name, entry | {"wrong": None if label is None else label != predicted})
+        elif not state.pending.get(name, entry)["requested"]:
+            state.pending.pop(name, None)
+            state.pending[name] = entry
+            state.forget()
         state.note(self.alpha, "images", name, state.log_evidence, state.since)
 
-    def _outcome(self, state: "_Memory", name: str, *, accept: bool, wrong: bool | None) -> None:
+    def _outcome(self, state: "_Memory", name: str, entry: Json) -> None:
+        """Test what is known of an image; its label is not awaited any more."""
         kind = self.guard.guarantee.kind
-        if kind == "risk" and accept:
-            state.rate.update(float(bool(wrong)))
-        elif kind == "coverage" or (kind == "false_alarms" and not wrong):
-            state.rate.update(float(not accept))
+        state.pending.pop(name, None)
+        if kind == "risk" and entry["accept"]:
+            state.rate.update(bool(entry["wrong"]), entry["at"] - 1)
+        elif kind == "coverage" or (kind == "false_alarms" and not entry["wrong"]):
+            state.rate.update(not entry["accept"], entry["at"] - 1)
         state.note(self.alpha, "guarantee", name, state.rate.capital.log_total, state.rate.capital.since)
 
     def _class_of(self, label: Any) -> int:
         classes = self.guard.classes
         if isinstance(label, str) and classes is not None and label in classes:
             return list(classes).index(label)
-        if isinstance(label, str) and label.isdecimal():
+        if (isinstance(label, str) and label.isdecimal()) or (isinstance(label, float) and label.is_integer()):
             label = int(label)
         if isinstance(label, int | np.integer) and 0 <= label < (len(classes) if classes is not None else math.inf):
             return int(label)
@@ -226,7 +241,6 @@ class _Memory:
     rate: RateTest
     images: int = 0
     draws: int = 0
-    volunteered: int = 0
     unknown: int = 0
     recent: list[list[Any]] = field(default_factory=list)
     pending: dict[str, Json] = field(default_factory=dict)
@@ -265,6 +279,12 @@ class _Memory:
     def _logs(self) -> list[float]:
         return [test.capital.log_total for test in self.tests.values()]
 
+    def forget(self) -> None:
+        """Drop the oldest images without a label: first those that no label was requested for."""
+        plain = [name for name, one in self.pending.items() if not one["requested"]]
+        for name in [*plain[: max(0, len(plain) - _PENDING)], *list(self.pending)[: max(0, len(self.pending) - _MOST)]]:
+            self.pending.pop(name, None)
+
     def note(self, alpha: float, kind: str, name: str, log_evidence: float, since: int) -> None:
         """The first alarm of a kind, and how evidence grows; of a long history, every second point is dropped."""
         if log_evidence >= math.log(2 / alpha) and all(one["kind"] != kind for one in self.alarms):
@@ -273,6 +293,8 @@ class _Memory:
             self.history.append([float(self.images), log_evidence, self.rate.capital.log_total])
             if len(self.history) > _HISTORY:
                 self.history, self.every = self.history[1::2], 2 * self.every
+        if kind == "guarantee" and self.history:
+            self.history[-1][2] = log_evidence
 
     def to_json(self) -> Json:
         plain = {name: value for name, value in vars(self).items() if name not in ("tests", "rate")}
@@ -302,10 +324,10 @@ class WatchReport(Result):
         since: By test, the number of images before the change, if there is one.
         outcomes: How many outcomes of the guarantee are known.
         observed: Their rate; None without any.
-        interval: Where the rate lies, at all times at once, at confidence 1 - alpha.
-        asked: How many images are to be labelled still.
-        volunteered: Labels that were not drawn at random: they are not tested.
-        unknown: Labels of images that the watch does not remember: of the latest 1,000 without a label, none.
+        interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2.
+        requested: How many images are still to be labelled.
+        volunteered: Labels of images that were not drawn at random: they are not tested.
+        unknown: Labels whose images the watch does not remember.
         moved: What has moved, in words, one sentence for each test.
         advice: What to do next.
         history: Of some numbers of images: log-evidence of the images and of the guarantee.
@@ -320,7 +342,7 @@ class WatchReport(Result):
     outcomes: int
     observed: float | None
     interval: tuple[float, float]
-    asked: int
+    requested: int
     volunteered: int
     unknown: int
     moved: tuple[str, ...]
@@ -352,8 +374,8 @@ class WatchReport(Result):
             else (f"{percent(self.observed)} of {self.outcomes:,} (at all times within {low} and {high})")
         )
         facts = {"guarantee": str(self.guarantee), rate: shown, "false alarms": f"{percent(self.alpha)} at most, ever"}
-        if self.asked:
-            facts["labels asked for"] = f"{self.asked:,}"
+        if self.requested:
+            facts["labels requested"] = f"{self.requested:,}"
         if self.volunteered:
             facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
         if self.unknown:
@@ -400,9 +422,9 @@ def _report(guard: "Guard", state: _Memory, alpha: float) -> WatchReport:
         since={name: one.since for name, one in capitals.items()},
         outcomes=outcomes,
         observed=state.rate.observed,
-        interval=_interval(round(state.rate.total), outcomes, alpha / 2),
-        asked=sum(one["asked"] for one in state.pending.values()),
-        volunteered=state.volunteered,
+        interval=_interval(state.rate.total, outcomes, alpha / 2),
+        requested=sum(one["requested"] for one in state.pending.values()),
+        volunteered=sum(one["wrong"] is not None for one in state.pending.values()),
         unknown=state.unknown,
         moved=tuple(_moved(guard, state, alpha)),
         advice=_advice(guard, state, alpha),
@@ -449,13 +471,13 @@ def _advice(guard: "Guard", state: _Memory, alpha: float) -> str:
     if not kinds:
         if guard.guarantee.kind == "coverage":
             return "Nothing has to be done."
-        enough = state.rate.needed(alpha / 2)
-        return f"Nothing has to be done. About {enough:,} random labels would show a rate of twice the bound, if it is."
+        count, rate = state.rate.needed(alpha / 2)
+        return f"Nothing has to be done. About {count:,} randomly drawn labels would reveal a rate of {percent(rate)}."
     u, wrong = guard.calibration.outcomes
     level, confidence = guard.guarantee.level, guard.guarantee.confidence
-    count = None if wrong is None else images_needed(u, wrong, risk=level, confidence=confidence)
-    count = max(count or 0, needed(level, confidence), min(len(u), 500))
-    then = f"label about {float(f'{count:.2g}'):,.0f} new images drawn at random and calibrate on them (guard.refit)"
+    enough = None if wrong is None else images_needed(u, wrong, risk=level, confidence=confidence)
+    enough = max(enough or 0, needed(level, confidence), min(len(u), 500))
+    then = f"label about {float(f'{enough:.2g}'):,.0f} new images drawn at random and calibrate on them (guard.refit)"
     if "guarantee" in kinds:
         return f"Stop using its verdicts, or accept less (guard.with_risk); {then}."
     return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."

@@ -44,7 +44,7 @@ def fit_linear(
 
     (n, d), classes = x.shape, prior.shape[1]
     start = np.vstack([prior, np.zeros((1, classes))])
-    target = np.eye(classes)[label]
+    own = np.arange(n), label
     wide = np.hstack([x, np.ones((n, 1))])
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -55,8 +55,9 @@ def fit_linear(
         total = p.sum(axis=1, keepdims=True)
         p /= total
         moved = theta[:d] - start[:d]
-        value = (np.log(total[:, 0]) - (logit * target).sum(axis=1)).sum() + strength / 2 * np.square(moved).sum()
-        slope = wide.T @ (p - target)
+        value = (np.log(total[:, 0]) - logit[own]).sum() + strength / 2 * np.square(moved).sum()
+        p[own] -= 1
+        slope = wide.T @ p
         slope[:d] += strength * moved
         return float(value), slope.ravel()
 

@@ -246,7 +246,7 @@ class Parts:
 
 
 def best_score(comparison: Comparison | None) -> str:
-    """The score to use: the cheapest that could be the best on every question, else the best on the first one."""
+    """The score to use: `Comparison.choice`, or else the best one on the first question."""
     return "entropy" if comparison is None else comparison.choice or comparison.ranking[0]
 
 

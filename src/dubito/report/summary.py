@@ -21,6 +21,8 @@ _MISCALIBRATED = 0.03
 """Calibration error from which a sentence is worth it."""
 _SEEN = 0.1
 """Share of confident OOD images from which a sentence is worth it."""
+_ENOUGH = 200
+"""Images from which on it means something that nothing stands out."""
 
 
 class Answer(NamedTuple):
@@ -107,7 +109,7 @@ def _caveats(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _lead(comparison: Comparison, best: str) -> str:
-    """Why this score: it leads, or it is the cheapest of those that tie."""
+    """Why this score: it leads, or it reads the least of those that tie."""
     tied = [name for name in comparison.ranking if all(name in one.leading for one in comparison.questions)]
     cost = f"{comparison.costs[best].microseconds:.1f} µs per image"
     what = listed([_about(one) for one in comparison.questions if one.metric != "aurc"] or ["errors"])
@@ -120,8 +122,8 @@ def _lead(comparison: Comparison, best: str) -> str:
         )
     others = listed([words(name) for name in tied if name != best])
     return (
-        f"It is a tie: at finding {what}, {words(best)} cannot be distinguished from {others} on these images. It is "
-        f"the cheapest of them ({cost})."
+        f"It is a tie: at finding {what}, {words(best)} cannot be distinguished from {others} on these images. None "
+        f"of them reads less ({cost})."
     )
 
 
@@ -181,7 +183,12 @@ def _worries(report: ModelReport) -> Answer:
             return Answer(
                 question, "not known", ("Without labels or out-of-distribution images, mistakes stay hidden.",)
             )
-        return Answer(question, "nothing stands out", ("Nothing stands out in what could be examined.",), "good")
+        short, tone = (
+            ("nothing stands out", "good")
+            if len(report.trust.images) >= _ENOUGH
+            else ("too few images to tell", "fair")
+        )
+        return Answer(question, short, ("Nothing stands out in what could be examined.",), tone)
     number = f"{len(found)} things" if len(found) > 1 else "1 thing"
     return Answer(question, number, tuple(found), "bad")
 
