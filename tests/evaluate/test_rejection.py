@@ -302,7 +302,7 @@ def test_one_name_needs_no_list(table):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"confidence": 95.0}, r"confidence must be a number in \(0, 1\); got 95\.0\. 0\.95 is usual"),
+        ({"confidence": 95.0}, r"confidence must be a number in \(0, 1\); got 95\.0\. 95 % is 0\.95\. 0\.95 is usual"),
         ({"resamples": 0}, r"resamples must be a whole number, at least 1; got 0\. 1000 are usual"),
         ({"seed": -1}, r"seed must be a whole number, at least 0; got -1\. 0 is usual"),
         ({"buckets": 121}, r"buckets must be a whole number in \[2, 120\]; got 121\. set 0 has 120 rows"),

@@ -144,7 +144,7 @@ def test_crops_of_one_image_stay_together():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, math.nan])
 def test_shares_without_meaning(share):
-    message = rf"^train: held_out must be a number in \(0, 1\); got {share}\. 0\.1 holds a tenth out"
+    message = rf"^train: held_out must be a number in \(0, 1\); got {share}\. .*0\.1 holds a tenth out"
     with pytest.raises(ValueRangeError, match=message):
         split(learnable(10), share)
 

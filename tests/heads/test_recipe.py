@@ -153,7 +153,7 @@ def test_part_of_the_settings_is_enough():
         ({"rows": 1}, "recipe: rows must be a number, at least 2; got 1."),
         ({"warmup": 460}, "recipe: warmup must be a whole number in [0, 460); got 460."),
         ({"dropout": 1.0}, "recipe: dropout must be a number in [0, 1); got 1.0."),
-        ({"mix": 1.5}, "recipe: mix must be a number in [0, 1]; got 1.5."),
+        ({"mix": 1.5}, "recipe: mix must be a number in [0, 1]; got 1.5. 1.5 % is 0.015."),
         ({"mix": math.nan}, "recipe: mix must be a number in [0, 1]; got nan."),
         (
             {"betas": (0.9, 1.0)},

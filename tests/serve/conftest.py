@@ -1,10 +1,12 @@
 """A running service of a small guard, and what clients send to it."""
 
+import asyncio
 import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,6 +20,12 @@ import dubito
 from dubito.serve import Service, ServiceLimits, serve
 
 CLASSES = ["ant", "bee", "cat"]
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """In a thread of its own: a browser of other tests keeps an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def network(seed: int = 0) -> Any:

@@ -13,7 +13,7 @@ import torch
 from dubito.serve import ServiceLimits, serve
 from dubito.serve.batching import Batcher, QueueFullError
 
-from .conftest import SlowModel, files, log_lines, pictures
+from .conftest import SlowModel, files, log_lines, pictures, run_async
 
 
 def batcher(run, **settings):
@@ -30,7 +30,7 @@ def run(coroutine):
     async def limited():
         return await asyncio.wait_for(coroutine, 20)
 
-    return asyncio.run(limited())
+    return run_async(limited())
 
 
 def test_images_of_many_requests_share_batches_of_at_most_the_largest_size():

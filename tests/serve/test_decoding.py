@@ -15,7 +15,7 @@ from dubito.errors import BrokenImageError, ImagesError
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.serve.decoding import Decoders
 
-from .conftest import encoded, pixels
+from .conftest import encoded, pixels, run_async
 
 
 def misbehave(image: Image.Image) -> torch.Tensor:
@@ -99,4 +99,4 @@ def test_cancelled_images_take_no_process(hostile):
             await slow
         return took
 
-    assert asyncio.run(race()) < 4  # the slow one takes a second; twenty more would take twenty
+    assert run_async(race()) < 4  # the slow one takes a second; twenty more would take twenty
