@@ -28,7 +28,9 @@ def test_the_address_is_local_has_a_token_and_stays(table, folder):
         address = explorer.address
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
         assert ask(address)["rows"] == 40
-        with pytest.raises(ArtefactError, match="another process is writing"):
+        with pytest.raises(
+            ArtefactError, match=r"another explorer of this table is open at http://127\.0\.0\.1:\d+/\S+/\. Look"
+        ):
             dubito.explore(table, browser=False)
         kept = explorer.kept
         assert kept is not None

@@ -157,6 +157,8 @@ def watch(
     names = watched.request_labels(request_labels) if request_labels else []
     report = watched.report()
     notes = [f"label these: {', '.join(names)}"] if names else []
+    if request_labels and not names:
+        notes = ["no labels are requested: a guaranteed coverage needs none, or no new image is waiting for one"]
     screen.show(report, *notes, written=written, to_label=names)
     if report.alarm:
         raise Exit(SOMETHING_WRONG)

@@ -105,7 +105,7 @@ class Collection:
         if found.unfitted:
             self.notices.append(
                 f"Not shown are scores that learn from other in-distribution images ({', '.join(found.unfitted)}): "
-                f"open the explorer with learn_from to see them."
+                f"open the explorer with images that they can learn from."
             )
         self._own_values = {name: one for name, one in (scores or {}).items() if not isinstance(one, Score)}
         self.scores |= {name: one for name, one in (scores or {}).items() if isinstance(one, Score)}

@@ -11,7 +11,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -133,7 +133,10 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
     )
     with ExitStack() as stack:
         if place is not None:
-            stack.enter_context(locked(place))
+            try:
+                stack.enter_context(locked(place))
+            except ArtefactError as error:
+                raise ArtefactError(_already_open(place, host)) from error
         layouts = Layouts(collection, place)
         stack.callback(layouts.close)
         inspector = Inspector(collection, layouts, Notes(place), model)
@@ -176,6 +179,17 @@ def _beside(table: Table) -> Path | None:
     except OSError:
         return None
     return place
+
+
+def _already_open(place: Path, host: str) -> str:
+    kept: Json = {}
+    with suppress(OSError, ValueError):
+        kept = dict(parse_json((place / _ADDRESS).read_bytes()))
+    where = f" at http://{host}:{kept['port']}/{kept['token']}/" if kept else ""
+    return (
+        f"explore: another explorer of this table is open{where}. Look there, end it, or keep layouts and notes in "
+        f"another folder."
+    )
 
 
 def _listen(folder: Path | None, host: str, port: int) -> tuple[socket.socket, str]:
