@@ -25,6 +25,7 @@ import argparse
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from rich.progress import track
 
 import dubito
 from dubito.data import Corrupted, Subset
+from dubito.errors import DubitoWarning
 from dubito.guard import Decisions, Guard
 from dubito.table import Table
 
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
+    warnings.simplefilter("ignore", DubitoWarning)  # of images that are drawn twice
     result: dict[str, Any] = {"alpha": ALPHA, "streams": args.streams}
     with tempfile.TemporaryDirectory() as place:
         for name in ("cifar10", "imagenet"):
