@@ -218,7 +218,7 @@ def test_killed_at_any_instant_nothing_is_lost(guard, tmp_path):
     assert len(cache) == 5
     command = [sys.executable, "-c", KILLED, *(str(tmp_path / name) for name in ("guard", "cache", "watch"))]
     rng, seen = np.random.default_rng(0), 0
-    for _ in range(6):
+    for _ in range(4):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             lines = [int(process.stdout.readline())]
