@@ -19,7 +19,8 @@ import dubito
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, ImagesError, ValueRangeError
 from dubito.guard import Guard
 from dubito.guard.thresholds import risk_threshold
-from dubito.guard.watch import Watch, _interval
+from dubito.guard.watch import Watch
+from dubito.guard.watch_report import rate_interval
 from dubito.table import Table
 
 from .world import blobs
@@ -237,11 +238,11 @@ def test_the_interval_holds_at_all_times_at_once():
     rng, missed = np.random.default_rng(0), 0
     for _ in range(100):
         x = np.cumsum(rng.random(200) < 0.1)
-        intervals = (_interval(int(x[n - 1]), n, 0.1) for n in (5, 20, 50, 100, 200))
+        intervals = (rate_interval(int(x[n - 1]), n, 0.1) for n in (5, 20, 50, 100, 200))
         missed += any(not low <= 0.1 <= high for low, high in intervals)
     assert missed <= 17
-    assert _interval(0, 0, 0.1) == (0.0, 1.0)
-    low, high = _interval(10, 100, 0.05)
+    assert rate_interval(0, 0, 0.1) == (0.0, 1.0)
+    low, high = rate_interval(10, 100, 0.05)
 
     def capital(q: float) -> float:
         grid = (np.arange(20_000) + 0.5) / 20_000

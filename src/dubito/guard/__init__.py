@@ -6,7 +6,8 @@ from dubito.guard.guard import Guard
 from dubito.guard.shift import Observations, Shift, find_shift
 from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
-from dubito.guard.watch import Watch, WatchReport
+from dubito.guard.watch import Watch
+from dubito.guard.watch_report import WatchReport
 
 __all__ = [
     "Decisions",

@@ -1,0 +1,110 @@
+"""What a watch remembers: tests, the latest images, those whose labels are awaited, alarms, and how evidence grew."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dubito.guard.combination import rank
+from dubito.guard.martingale import ExchangeabilityTest, RateTest
+from dubito.types import Json
+
+if TYPE_CHECKING:
+    from dubito.guard.guard import Guard
+
+TITLES = {"uncertainty": "uncertainty", "density": "features", "classes": "predicted classes"}
+RECENT = 300
+"""Images that findings are about, the latest ones."""
+_BINS = 200
+_PENDING = 1000
+"""Images that labels may be requested for."""
+_MOST = 10_000
+"""Images that labels are awaited for."""
+_HISTORY = 512
+
+
+@dataclass
+class WatchMemory:
+    """What a watch remembers."""
+
+    tests: dict[str, ExchangeabilityTest]
+    rate: RateTest
+    images: int = 0
+    draws: int = 0
+    unknown: int = 0
+    recent: list[list[Any]] = field(default_factory=list)
+    pending: dict[str, Json] = field(default_factory=dict)
+    alarms: list[Json] = field(default_factory=list)
+    history: list[list[float]] = field(default_factory=list)
+    every: int = 1
+
+    @classmethod
+    def of(cls, guard: "Guard") -> "WatchMemory":
+        """That of a watch which has seen nothing but the calibration images."""
+        calibration, selection = guard.calibration, guard.selection
+        u = torch.from_numpy(calibration.uncertainty)
+        ranks = {"uncertainty": rank(u, selection.uncertainty_quantiles)}
+        density = selection.roles.density
+        if density is not None and calibration.density is not None:
+            ranks["density"] = rank(torch.from_numpy(calibration.density), selection.reference_quantiles[density])
+        tests = {
+            name: ExchangeabilityTest(np.bincount([bin_of(one) for one in values.tolist()], minlength=_BINS + 2))
+            for name, values in ranks.items()
+        }
+        classes = len(guard.classes) if guard.classes is not None else int(calibration.predicted.max()) + 1
+        counts = np.bincount(calibration.predicted, minlength=classes)
+        level = guard.guarantee.level
+        bound = 1 - level if guard.guarantee.kind == "coverage" else level
+        return cls({**tests, "classes": ExchangeabilityTest(counts, ordered=False)}, RateTest(bound))
+
+    @property
+    def log_evidence(self) -> float:
+        """The logarithm of the mean capital of the tests."""
+        return float(np.logaddexp.reduce(self._logs())) - math.log(len(self.tests))
+
+    @property
+    def since(self) -> int:
+        """Where the test that has moved most has begun to."""
+        return list(self.tests.values())[int(np.argmax(self._logs()))].capital.since
+
+    def _logs(self) -> list[float]:
+        return [test.capital.log_total for test in self.tests.values()]
+
+    def forget(self) -> None:
+        """Drop the oldest images without a label: first those that no label was requested for."""
+        plain = [name for name, one in self.pending.items() if not one["requested"]]
+        for name in [*plain[: max(0, len(plain) - _PENDING)], *list(self.pending)[: max(0, len(self.pending) - _MOST)]]:
+            self.pending.pop(name, None)
+
+    def note(self, alpha: float, kind: str, name: str, log_evidence: float, since: int) -> None:
+        """The first alarm of a kind, and how evidence grows; of a long history, every second point is dropped."""
+        if log_evidence >= math.log(2 / alpha) and all(one["kind"] != kind for one in self.alarms):
+            self.alarms.append({"kind": kind, "images": self.images, "id": name, "since": since})
+        if self.images % self.every == 0 and kind == "images":
+            self.history.append([float(self.images), log_evidence, self.rate.capital.log_total])
+            if len(self.history) > _HISTORY:
+                self.history, self.every = self.history[1::2], 2 * self.every
+        if kind == "guarantee" and self.history:
+            self.history[-1][2] = log_evidence
+
+    def to_json(self) -> Json:
+        """As plain values."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("tests", "rate")}
+        tests = {name: test.to_json() for name, test in self.tests.items()}
+        # A list keeps its order where keys are sorted.
+        return {**plain, "pending": list(self.pending.items()), "tests": tests, "rate": self.rate.to_json()}
+
+    @classmethod
+    def from_json(cls, saved: Json) -> "WatchMemory":
+        """What `to_json` returned."""
+        plain = {name: value for name, value in saved.items() if name not in ("tests", "rate", "format", "of")}
+        order = [name for name in TITLES if name in saved["tests"]]
+        tests = {name: ExchangeabilityTest.from_json(saved["tests"][name]) for name in order}
+        return cls(tests, RateTest.from_json(saved["rate"]), **{**plain, "pending": dict(plain["pending"])})
+
+
+def bin_of(share: float) -> int:
+    """Ranks of 0 and of 1 have a bin each: these are all images beyond the reference images."""
+    return 0 if share <= 0 else _BINS + 1 if share >= 1 else 1 + int(share * _BINS)

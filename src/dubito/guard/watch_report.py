@@ -1,0 +1,223 @@
+"""What a watch says: what has moved, since when, which images show it, where the error rate lies, and what to do next.
+
+The interval of the rate holds at all times at once: with S errors among n,
+
+    {q: Beta-binomial(S, n) / (q^S (1 - q)^(n - S)) < 1 / alpha}          (Robbins 1970), prior Beta(1, 9)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from dubito.guard.thresholds import Guarantee, images_needed, needed, percent
+from dubito.guard.verdict import class_name
+from dubito.guard.watch_memory import TITLES, WatchMemory
+from dubito.result import Axes, Result, axes
+from dubito.types import Json
+
+if TYPE_CHECKING:
+    from dubito.guard.guard import Guard
+
+_PRIOR = (1.0, 9.0)
+_RATES = {
+    "risk": "errors among accepted images",
+    "coverage": "refused images",
+    "false_alarms": "refused correct predictions",
+}
+
+
+@final
+@dataclass(frozen=True)
+class WatchReport(Result):
+    """What a watch has seen.
+
+    Attributes:
+        images: How many images it has taken note of.
+        alpha: The probability of a false alarm, over the whole life.
+        guarantee: What is guaranteed.
+        alarms: For "images" and "guarantee", where it was raised: after how many images, at which one, and since when.
+        evidence: By test, its capital: 1 at the beginning, and at most 1 / alpha, by Ville, where nothing has changed.
+        since: By test, the number of images before the change, if there is one.
+        outcomes: How many outcomes of the guarantee are known.
+        observed: Their rate; None without any.
+        interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2.
+        requested: How many images are still to be labelled.
+        volunteered: Labels of images that were not drawn at random: they are not tested.
+        unknown: Labels whose images the watch does not remember.
+        moved: What has moved, in words, one sentence for each test.
+        advice: What to do next.
+        history: Of some numbers of images: log-evidence of the images and of the guarantee.
+    """
+
+    images: int
+    alpha: float
+    guarantee: Guarantee
+    alarms: tuple[Json, ...]
+    evidence: dict[str, float]
+    since: dict[str, int]
+    outcomes: int
+    observed: float | None
+    interval: tuple[float, float]
+    requested: int
+    volunteered: int
+    unknown: int
+    moved: tuple[str, ...]
+    advice: str
+    history: tuple[tuple[float, ...], ...] = field(repr=False)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether images have changed, or the guarantee is broken."""
+        return bool(self.alarms)
+
+    def title(self) -> str:
+        """The answer in one line."""
+        if not self.alarms:
+            return f"{self.images:,} images, no alarm"
+        kinds = " and ".join(
+            {"images": "images have changed", "guarantee": "the guarantee is broken"}[one["kind"]]
+            for one in self.alarms
+        )
+        return f"{self.images:,} images: {kinds}"
+
+    def facts(self) -> dict[str, str]:
+        """What is tested, and what the labels show."""
+        rate = _RATES[self.guarantee.kind]
+        low, high = (percent(one) if 0 < one < 1 else f"{100 * one:.0f} %" for one in self.interval)
+        shown = (
+            "none known"
+            if self.observed is None
+            else (f"{percent(self.observed)} of {self.outcomes:,} (at all times within {low} and {high})")
+        )
+        facts = {"guarantee": str(self.guarantee), rate: shown, "false alarms": f"{percent(self.alpha)} at most, ever"}
+        if self.requested:
+            facts["labels requested"] = f"{self.requested:,}"
+        if self.volunteered:
+            facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
+        if self.unknown:
+            facts["labels without an image"] = f"{self.unknown:,}, of images that are not among the latest"
+        return facts
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per test."""
+        return [
+            {"test": TITLES.get(name, name), "evidence": value, "since_image": self.since[name]}
+            for name, value in self.evidence.items()
+        ]
+
+    def cell(self, key: str, value: Any) -> str:
+        """Evidence with two digits."""
+        return f"{value:.2g}" if key == "evidence" else super().cell(key, value)
+
+    def findings(self) -> list[str]:
+        """What has changed, and what to do next."""
+        return [*self.moved, self.advice]
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Evidence by number of images, with the line at which an alarm is raised."""
+        ax = axes(ax)
+        images, of_images, of_guarantee = np.array(self.history or [(0, 0, 0)]).T
+        ax.plot(images, of_images / math.log(10), label="images")
+        ax.plot(images, of_guarantee / math.log(10), label=_RATES[self.guarantee.kind])
+        ax.axhline(math.log10(2 / self.alpha), color="0.5", linestyle="--", label="alarm")
+        ax.set(xlabel="images", ylabel="evidence, powers of ten")
+        ax.legend()
+        return ax
+
+
+def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport:
+    """What a watch has seen, in numbers and in words."""
+    tests = {name: test.capital for name, test in state.tests.items()}
+    capitals = {**tests, "guarantee": state.rate.capital}
+    outcomes = state.rate.capital.seen
+    return WatchReport(
+        images=state.images,
+        alpha=alpha,
+        guarantee=guard.guarantee,
+        alarms=tuple(state.alarms),
+        evidence={name: math.exp(min(one.log_total, 700.0)) for name, one in capitals.items()},
+        since={name: one.since for name, one in capitals.items()},
+        outcomes=outcomes,
+        observed=state.rate.observed,
+        interval=rate_interval(state.rate.total, outcomes, alpha / 2),
+        requested=sum(one["requested"] for one in state.pending.values()),
+        volunteered=sum(one["wrong"] is not None for one in state.pending.values()),
+        unknown=state.unknown,
+        moved=tuple(_moved(guard, state, alpha)),
+        advice=_advice(guard, state, alpha),
+        history=tuple(tuple(one) for one in state.history),
+    )
+
+
+def _moved(guard: "Guard", state: WatchMemory, alpha: float) -> Iterator[str]:
+    """One sentence for each test that has moved; only after an alarm, as evidence of one test alone proves less."""
+    if any(one["kind"] == "images" for one in state.alarms):
+        for name, test in state.tests.items():
+            if test.capital.log_total < math.log(1 / alpha):
+                continue
+            since = test.capital.since
+            latest = state.recent[max(0, len(state.recent) - (state.images - since)) :]
+            shown = ", ".join(f"'{one[0]}'" for one in sorted(latest, key=lambda one: abs(one[3][name] - 0.5))[-3:])
+            yield f"{_in_words(guard, name, latest)} since image {since + 1:,}; most of all {shown}."
+    if any(one["kind"] == "guarantee" for one in state.alarms):
+        what, bound = _RATES[guard.guarantee.kind], percent(state.rate.bound)
+        yield f"The guarantee is broken: {percent(state.rate.observed or 0)} {what}; at most {bound} are guaranteed."
+
+
+def _in_words(guard: "Guard", name: str, latest: list[list[Any]]) -> str:
+    calibration, n = guard.calibration, max(1, len(latest))
+    if name == "classes":
+        before = np.bincount(calibration.predicted, minlength=1) / len(calibration)
+        now = np.bincount([one[2] for one in latest], minlength=len(before)) / n
+        before = np.pad(before, (0, len(now) - len(before)))
+        worst = int(np.argmax(np.abs(now - before)))
+        return (
+            f"'{class_name(guard.classes, worst)}' is predicted for {percent(now[worst])} of the images and was for "
+            f"{percent(before[worst])} of the calibration images,"
+        )
+    if name == "uncertainty":
+        accepted = sum(one[1] for one in latest) / n
+        earlier = guard.threshold.accepted / guard.threshold.of
+        return f"{percent(accepted)} of the images are accepted and {percent(earlier)} of the calibration images were,"
+    middle = float(np.median([one[3][name] for one in latest]))
+    return f"Features are {'rarer' if middle < 0.5 else 'more usual'} than those of the calibration images"
+
+
+def _advice(guard: "Guard", state: WatchMemory, alpha: float) -> str:
+    kinds = {one["kind"] for one in state.alarms}
+    if not kinds:
+        if guard.guarantee.kind == "coverage":
+            return "Nothing has to be done."
+        count, rate = state.rate.needed(alpha / 2)
+        return f"Nothing has to be done. About {count:,} randomly drawn labels would reveal a rate of {percent(rate)}."
+    u, wrong = guard.calibration.outcomes
+    level, confidence = guard.guarantee.level, guard.guarantee.confidence
+    enough = None if wrong is None else images_needed(u, wrong, risk=level, confidence=confidence)
+    enough = max(enough or 0, needed(level, confidence), min(len(u), 500))
+    then = f"label about {float(f'{enough:.2g}'):,.0f} new images drawn at random and calibrate on them (guard.refit)"
+    if "guarantee" in kinds:
+        return f"Stop using its verdicts, or accept less (guard.with_risk); {then}."
+    return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."
+
+
+def rate_interval(successes: int, n: int, alpha: float) -> tuple[float, float]:
+    """Where a rate lies, at all numbers of outcomes at once."""
+    from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
+    from scipy.special import betaln  # noqa: PLC0415 (slow to import)
+
+    if n == 0:
+        return 0.0, 1.0
+    a, b = _PRIOR
+    mixture = float(betaln(a + successes, b + n - successes) - betaln(a, b))
+
+    def excess(q: float) -> float:
+        return mixture - successes * math.log(q) - (n - successes) * math.log1p(-q) - math.log(1 / alpha)
+
+    tiny = 1e-12
+    mean = min(max(successes / n, tiny), 1 - tiny)
+    low = brentq(excess, tiny, mean) if successes and excess(tiny) > 0 else 0.0
+    high = brentq(excess, mean, 1 - tiny) if successes < n and excess(1 - tiny) > 0 else 1.0
+    return float(low), float(high)
