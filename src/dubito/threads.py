@@ -1,5 +1,4 @@
-"""What all threads of a process share, used by one of them at a time: modules, random numbers, filters of warnings.
-
+"""What all threads of a process share, used by one at a time: modules, random numbers, filters of warnings; servers.
 A pass through a module changes its mode, hooks it, and may write into it; dropout and augmentation draw from the one
 generator of the process. One lock serves all modules, because they share layers (the members of an implicit ensemble)
 and the generator. It is held for one pass, or for as long as several belong together; decoding images and computing
@@ -17,11 +16,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
 
+Running = TypeVar("Running", bound="RunningServer")
 _numbers = count()
 _locks: "weakref.WeakValueDictionary[int, Lock]" = weakref.WeakValueDictionary()
 _forking = threading.local()
@@ -166,3 +166,30 @@ def quiet(message: str = "", module: str = "", category: type[Warning] = Warning
             catcher = _silenced.pop()
             if not _silenced:
                 catcher.__exit__(None, None, None)
+
+
+class RunningServer:
+    """A server in a thread of this process; it ends with `close`, with its `with` block, or with the process."""
+
+    _server: threading.Thread
+    _stop: Callable[[], None]
+
+    def wait(self) -> None:
+        """Return when the server has ended; Ctrl-C ends it."""
+        try:
+            while self._server.is_alive():
+                self._server.join(0.5)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Accept no more requests, answer those under way, and end."""
+        self._stop()
+
+    def __enter__(self: Running) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

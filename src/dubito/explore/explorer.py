@@ -30,6 +30,7 @@ from dubito.metrics import Array
 from dubito.result import Result
 from dubito.storage import locked, parse_json, reading, write_json
 from dubito.table import Table
+from dubito.threads import RunningServer
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_number
 
@@ -41,7 +42,7 @@ _FRAME = "width:100%;height:52rem;border:0"
 
 @final
 @dataclass(frozen=True)
-class Explorer(Result):
+class Explorer(RunningServer, Result):
     """A running explorer; it ends with `close`, with its `with` block, or with the process.
 
     Attributes:
@@ -65,26 +66,6 @@ class Explorer(Result):
     def facts(self) -> dict[str, str]:
         """Where layouts and notes are."""
         return {"layouts and notes": "in memory" if self.kept is None else str(self.kept)}
-
-    def wait(self) -> None:
-        """Return when the server has ended; Ctrl-C ends it."""
-        try:
-            while self._server.is_alive():
-                self._server.join(0.5)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Stop the server; notes and finished layouts are on the disk already."""
-        self._stop()
-
-    def __enter__(self) -> "Explorer":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _repr_html_(self) -> str:
         address = escape(self.address)

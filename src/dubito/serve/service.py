@@ -20,6 +20,7 @@ from dubito.result import Result
 from dubito.search import SafeIndex
 from dubito.serve.engine import Engine
 from dubito.serve.server import make_app
+from dubito.threads import RunningServer
 from dubito.validate import check_number
 
 try:
@@ -65,7 +66,7 @@ class ServiceLimits:
 
 @final
 @dataclass(frozen=True)
-class Service(Result):
+class Service(RunningServer, Result):
     """A running service; it ends with `close`, with its `with` block, or with the process.
 
     Attributes:
@@ -97,23 +98,9 @@ class Service(Result):
         """Return when the service has ended; Ctrl-C and SIGTERM end it, after what it has accepted."""
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
-            while self._server.is_alive():
-                self._server.join(0.5)
-        except KeyboardInterrupt:
-            pass
+            super().wait()
         finally:
-            self.close()
             signal.signal(signal.SIGTERM, before)
-
-    def close(self) -> None:
-        """Accept no more requests, answer those under way, and end."""
-        self._stop()
-
-    def __enter__(self) -> "Service":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def serve(
