@@ -1,4 +1,5 @@
 """What all threads of a process share, used by one at a time: modules, random numbers, filters of warnings; servers.
+
 A pass through a module changes its mode, hooks it, and may write into it; dropout and augmentation draw from the one
 generator of the process. One lock serves all modules, because they share layers (the members of an implicit ensemble)
 and the generator. It is held for one pass, or for as long as several belong together; decoding images and computing
