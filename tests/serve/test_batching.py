@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dubito.serve import ServiceLimits, serve
-from dubito.serve.batching import Batcher, QueueFullError
+from dubito.serve.batching import Batcher, ModelThread, QueueFullError
 
 from .conftest import SlowModel, files, log_lines, pictures, run_async
 
@@ -31,6 +31,30 @@ def run(coroutine):
         return await asyncio.wait_for(coroutine, 20)
 
     return run_async(limited())
+
+
+def test_calls_run_in_the_thread_that_takes_over_until_the_end():
+    model = ModelThread()
+    own = model.submit(threading.get_ident).result()
+    numbers = [model.submit(threading.get_ident)]  # before or after: either thread runs it, once
+    later = threading.Timer(0.1, lambda: numbers.append(model.submit(threading.get_ident)))
+    failing = threading.Timer(0.2, lambda: numbers.append(model.submit(int, "no number")))
+    ending = threading.Timer(0.3, model.shutdown)
+    for timer in (later, failing, ending):
+        timer.start()
+    model.take_over()
+    ending.join()
+    assert own != threading.get_ident()
+    assert numbers[0].result() in (own, threading.get_ident())
+    assert numbers[1].result() == threading.get_ident()
+    with pytest.raises(ValueError, match="no number"):
+        numbers[2].result()
+
+
+def test_a_thread_that_has_ended_cannot_be_taken_over_but_returns():
+    model = ModelThread()
+    model.shutdown()
+    model.take_over()
 
 
 def test_images_of_many_requests_share_batches_of_at_most_the_largest_size():

@@ -3,18 +3,27 @@
 admit       as many images as the queue has room for, or none: whoever is refused hears so at once
 collect     until a batch is full, nothing more is being decoded, or the first image has waited long enough
 run         in one thread, the model's; images that nobody waits for any more are left out
+
+The model's thread is the main one if the program has nothing else to do. There a pass is faster: the C library gives
+other threads memory that large activations outgrow, and OpenMP lets its threads sleep between the operations of a pass
+as soon as it knows of more threads than cores.
 """
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
+from dubito.cache.runner import cores
 from dubito.errors import DubitoError
 
 Run = Callable[[Hashable, list[str], list[Tensor]], Sequence[Any]]
@@ -24,6 +33,46 @@ Run = Callable[[Hashable, list[str], list[Tensor]], Sequence[Any]]
 @final
 class QueueFullError(DubitoError):
     """There is no room for more images now."""
+
+
+@final
+class ModelThread(Executor):
+    """Runs calls one after the other: in a thread of its own, or in the one that calls `take_over`."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> "Future[Any]":
+        """The next call."""
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(call, *args, **options)))
+        return future
+
+    def take_over(self) -> None:
+        """Run the calls in this thread from now on, until `shutdown`."""
+        self._calls.put(None)
+        self._thread.join()
+        self._work()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Run no more calls than those that were submitted before."""
+        self._calls.put(None)
+        if wait:
+            self._thread.join()
+
+    def _work(self) -> None:
+        # In a container, torch counts the cores of the machine rather than those that this process may use.
+        torch.set_num_threads(min(torch.get_num_threads(), cores()))
+        while (one := self._calls.get()) is not None:
+            future, call = one
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # as other executors do: the one who waits gets it
+                future.set_exception(error)
 
 
 @final

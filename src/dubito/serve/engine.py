@@ -4,7 +4,8 @@ r"""From the bytes of images to answers: decoding, batching, the model, the watc
                                                              \-> watch (another thread)
 
 The model has one thread, because passes take turns anyway. The watch writes a file after every batch; the next batch
-runs meanwhile, and waits for it if the disk is slower than the model.
+runs meanwhile, and waits for it if the disk is slower than the model. Answers wait for it, too: an image that a client
+has an answer for is in the watch, even if the process is killed.
 """
 
 import asyncio
@@ -16,16 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, final
 
-import torch
 from torch import Tensor
 
-from dubito.cache.runner import cores, kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
 from dubito.guard import Decisions, Guard, Verdict, Watch
 from dubito.result import plain
 from dubito.search import SafeIndex
-from dubito.serve.batching import Batcher
+from dubito.serve.batching import Batcher, ModelThread
 from dubito.serve.decoding import Decoders
 from dubito.serve.metrics import ServiceMetrics
 from dubito.types import Json
@@ -96,15 +96,15 @@ class Engine:
         self.metrics = ServiceMetrics()
         self._memory = ExitStack()
         self.decoders = Decoders(guard.model.transform, workers, seconds=seconds)
-        self._model = ThreadPoolExecutor(1, "model", initializer=_pin_threads)
+        self.model_thread = ModelThread()
         self._watcher = ThreadPoolExecutor(1, "watch")
         self._noting: Future[None] | None = None
-        self.batcher = Batcher(self._run, self._model, seen=self.metrics.batch.observe, **batching)
+        self.batcher = Batcher(self._run, self.model_thread, seen=self.metrics.batch.observe, **batching)
         self.metrics.under_way.set_function(lambda: self.batcher.admitted)
         self._loop: asyncio.Task[None] | None = None
         self._memory.enter_context(kept_memory())  # after the processes have begun, which need the usual limits
         try:
-            self._model.submit(self._try).result()
+            self.model_thread.submit(self._try).result()
             if watch is not None:
                 self._show(watch.report())
         except BaseException:
@@ -126,7 +126,7 @@ class Engine:
     def close(self) -> None:
         """End all threads and processes."""
         self.decoders.close()
-        self._model.shutdown()
+        self.model_thread.shutdown()
         self._watcher.shutdown()
         self._memory.close()
 
@@ -151,14 +151,19 @@ class Engine:
         except BrokenImageError:
             self.metrics.images.labels("broken", "").inc()
             raise
-        return await self.batcher.answer(kind, name, image)
+        answer, noted = await self.batcher.answer(kind, name, image)
+        if noted is not None:
+            await asyncio.shield(asyncio.wrap_future(noted))  # one client that goes does not undo it for the others
+        return answer
 
-    def _run(self, kind: Hashable, ids: list[str], inputs: list[Tensor]) -> Sequence[Any]:
-        """Answers for a batch, in the thread of the model."""
+    def _run(
+        self, kind: Hashable, ids: list[str], inputs: list[Tensor]
+    ) -> Sequence[tuple[Any, "Future[None] | None"]]:
+        """Answers for a batch, in the thread of the model, and when the watch has taken note of them."""
         table = self.guard.predict(PreparedImages(ids, inputs))
         if isinstance(kind, Search):
             assert self.index is not None  # noqa: S101 (its endpoint exists only with an index)
-            return plain(self.index.search(table, k=kind.k).to_dict()["queries"])  # type: ignore[no-any-return]
+            return [(one, None) for one in plain(self.index.search(table, k=kind.k).to_dict()["queries"])]
         decisions = self.guard.decide(table)
         verdicts = list(decisions)
         for row, verdict in enumerate(verdicts):
@@ -169,7 +174,7 @@ class Engine:
             if self._noting is not None:
                 self._noting.result()
             self._noting = self._watcher.submit(self._note, self.watch, decisions)
-        return verdicts
+        return [(verdict, self._noting) for verdict in verdicts]
 
     def _note(self, watch: Watch, decisions: Decisions) -> None:
         try:
@@ -205,8 +210,3 @@ def write_log(entries: Json) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     sys.stderr.write(json.dumps({"time": stamp, **entries}) + "\n")
     sys.stderr.flush()
-
-
-def _pin_threads() -> None:
-    """No more threads than cores that this process may use: in a container, torch counts those of the machine."""
-    torch.set_num_threads(min(torch.get_num_threads(), cores()))

@@ -84,6 +84,7 @@ class Service(RunningServer, Result):
     keyed: bool
     _server: threading.Thread = field(repr=False)
     _stop: Callable[[], None] = field(repr=False)
+    _run: Callable[[], None] = field(repr=False)
 
     def title(self) -> str:
         """Where it is."""
@@ -95,12 +96,21 @@ class Service(RunningServer, Result):
         return {"guarantee": self.guarantee, "fingerprint": self.fingerprint, "key": key}
 
     def wait(self) -> None:
-        """Return when the service has ended; Ctrl-C and SIGTERM end it, after what it has accepted."""
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        """Return when the service has ended; Ctrl-C and SIGTERM end it, after what it has accepted.
+
+        Meanwhile the model runs in this thread, the main one.
+        """
+
+        def stop(*_: object) -> None:
+            threading.Thread(target=self.close, name="stop").start()  # this thread is needed for what was accepted
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            super().wait()
+            self._run()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.close()
 
 
 def serve(
@@ -151,7 +161,7 @@ def serve(
         )
         stack.callback(engine.close)
         app = make_app(engine, name=name, max_bytes=int(limits.max_mb * 1e6), deadline=limits.deadline_s, key=key)
-        running, stop = _running(app, listening, limits.deadline_s + _SLACK)
+        running, stop = _running(app, listening, limits.deadline_s + _SLACK, engine.close)
         opened = stack.pop_all()
 
     def close() -> None:
@@ -161,11 +171,15 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
     sentence = guard.guarantee.sentence(guard.threshold.of)
-    return Service(address, name, sentence, guard.fingerprint, key is not None, running, close)
+    return Service(
+        address, name, sentence, guard.fingerprint, key is not None, running, close, engine.model_thread.take_over
+    )
 
 
-def _running(app: Any, listening: socket.socket, patience: float) -> tuple[threading.Thread, Callable[[], None]]:
-    """The thread of a server that answers, and what stops it."""
+def _running(
+    app: Any, listening: socket.socket, patience: float, ended: Callable[[], None]
+) -> tuple[threading.Thread, Callable[[], None]]:
+    """The thread of a server that answers, and what stops it; however it ends, `ended` is called."""
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -176,7 +190,14 @@ def _running(app: Any, listening: socket.socket, patience: float) -> tuple[threa
             timeout_graceful_shutdown=int(patience + 1),
         )
     )
-    thread = threading.Thread(target=server.run, args=([listening],), name="serve", daemon=True)
+
+    def run() -> None:
+        try:
+            server.run([listening])
+        finally:
+            ended()
+
+    thread = threading.Thread(target=run, name="serve", daemon=True)
     thread.start()
     waited = 0.0
     while not server.started and thread.is_alive() and waited < _START_SECONDS:
@@ -202,7 +223,3 @@ def _bound(host: str, port: int) -> socket.socket:
     # Connections inherit it. Without it, an answer waits for the client's acknowledgement of its head, 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
