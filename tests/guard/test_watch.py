@@ -177,8 +177,45 @@ def test_the_state_is_read_again_and_belongs_to_one_guard(guard, tmp_path):
         with pytest.raises(ArtefactError, match="is of another guard, or of another alpha or seed"):
             other.watch(tmp_path / "watch", seed=4)
     (tmp_path / "watch" / "watch.json").write_text("{}")
-    with pytest.raises(ArtefactError, match=r"watch\.json must be of format 1"):
+    with pytest.raises(ArtefactError, match=r"watch\.json must be of format 2"):
         guard.watch(tmp_path / "watch", seed=3)
+
+
+def test_a_folder_is_opened_with_its_own_alpha_and_seed(guard, tmp_path):
+    made = guard.watch(tmp_path / "watch", alpha=0.05, seed=3)
+    made.update(guard.decide(unlabelled(20, seed=9)))
+    again = Watch.open(guard, tmp_path / "watch")
+    assert (again.alpha, again.seed, again.report().images) == (0.05, 3, 20)
+    with pytest.raises(ArtefactError, match="is of another guard, or of another alpha or seed"):
+        Watch.open(guard.with_risk(0.2), tmp_path / "watch")
+    with pytest.raises(ArtefactError, match=r"watch: '.*none' must be the folder of a watch; it has no watch\.json"):
+        Watch.open(guard, tmp_path / "none")
+    assert not (tmp_path / "none").exists()  # looking for a watch makes none
+
+
+def test_images_that_show_a_change_are_those_after_it(guard):
+    watch = guard.watch()
+    watch.update(guard.decide(unlabelled(300, seed=1)))
+    assert watch.report().examples == {}
+    report = watch.update(guard.decide(unlabelled(150, seed=2, noise=2.5)))
+    assert set(report.examples) <= {"uncertainty", "density", "classes"}
+    assert len(report.examples["density"]) == 12
+    assert {name.partition("-")[0] for name in report.examples["density"]} == {"2"}
+    assert ", ".join(f"'{name}'" for name in report.examples["density"][2::-1]) in " ".join(report.moved)
+
+
+def test_the_history_counts_outcomes_when_labels_come(guard):
+    watch = guard.watch()
+    table = named(blobs(100, seed=6))
+    decisions = guard.decide(table.select("feature", "logit", "id"))
+    watch.update(decisions)
+    assert {one[3:] for one in watch.report().history} == {(0.0, 0.0)}
+    labels = dict(zip(table.id.tolist(), table.label.tolist(), strict=True))
+    report = watch.label({name: labels[name] for name in watch.request_labels(40)})
+    wrong = round(report.outcomes * report.observed)
+    assert report.history[-1][3:] == (40.0, wrong)  # labels came after the last image
+    assert report.history[-1][2] == pytest.approx(math.log(report.evidence["guarantee"]))
+    assert report.history[-2][3:] == (0.0, 0.0)
 
 
 def feed(guard: Guard, folder: Path, seed: int) -> None:

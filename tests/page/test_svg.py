@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dubito.page.svg import Axis, Line, bars, histogram, lines, palette
+from dubito.page.svg import Axis, Line, Span, bars, histogram, lines, palette
 
 
 def parsed(drawing: str) -> ElementTree.Element:
@@ -80,6 +80,21 @@ def test_lines_are_where_the_numbers_say():
     assert paths["original"].get("d") == "M166.0 8.0L292.0 166.0"
     assert paths["<2x2>"].get("d") == "M166.0 166.0L292.0 87.0"
     assert paths["<2x2>"].get("style") == "stroke: #23788f"
+
+
+def test_round_ticks_and_spans():
+    spans = [Span(0.0, 2000.0, "<1>", name="a & b", kind="first"), Span(3000.0, 4000.0, "2")]
+    drawing = parsed(lines([], x=Axis(0.0, 4000.0), y=Axis(0.0, 1.0), label="t", spans=spans))
+    ticks = [text for text in drawing.iter("text") if text.get("text-anchor") == "middle"]
+    assert [(text.text, text.get("x")) for text in ticks][1::2] == [("1,000", "103.0"), ("3,000", "229.0")]
+    first, second = drawing.iter("g")
+    # 252 pixels right of a margin of 40: half of them, and the last quarter.
+    assert [(one.find("rect").get("x"), one.find("rect").get("width")) for one in (first, second)] == [
+        ("40.0", "126.0"),
+        ("229.0", "63.0"),
+    ]
+    assert (first.find("title").text, first.find("text").text, first.get("class")) == ("a & b", "<1>", "span first")
+    assert second.find("text").get("text-anchor") == "end"  # there is no room to its right
 
 
 def test_equal_values_have_room():

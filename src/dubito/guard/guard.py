@@ -252,8 +252,8 @@ class Guard(Result):
             watch: A watch of this guard that takes note of them.
         """
         check_number(batch, "[1, inf)", by="guard.stream", what="batch", whole=True, hint="64 is usual.")
-        if watch is not None and watch.guard is not self:
-            raise GuardError("guard.stream: watch must be a watch of this guard. Make one: guard.watch(folder).")
+        if watch is not None:
+            watch.check_guard(self, by="guard.stream")
         opened = images if isinstance(images, Table) else one_or_many(images)[0]
         for start in range(0, len(opened), batch):
             rows = range(start, min(start + batch, len(opened)))

@@ -102,6 +102,11 @@ class Guarantee:
         ((kind, level),) = chosen.items()
         return cls(kind, level, confidence)  # type: ignore[arg-type]
 
+    @property
+    def bound(self) -> float:
+        """The largest rate of errors, of refused images or of refused correct predictions that it allows."""
+        return 1 - self.level if self.kind == "coverage" else self.level
+
     def threshold(self, calibration: Outcomes) -> Threshold:
         """The threshold that keeps it, tested on images that nothing was chosen on.
 

@@ -18,7 +18,7 @@ killed at any instant, and several may watch together.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 ALPHA = 0.01
-_FORMAT = 1
+_FORMAT = 2
 _FILE = "watch.json"
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -71,6 +71,28 @@ class Watch:
         if self.folder is not None:
             with self._changing():  # a folder that cannot be written, or of another guard, is an error now
                 pass
+
+    @classmethod
+    def open(cls, guard: "Guard", folder: str | Path) -> "Watch":
+        """The watch whose state is in a folder, with the alpha and the seed that it was made with.
+
+        Raises:
+            ArtefactError: There is none, or it is of another guard.
+        """
+        path = Path(folder) / _FILE
+        if not path.is_file():
+            raise ArtefactError(
+                f"watch: '{folder}' must be the folder of a watch; it has no {_FILE}. Choose another one."
+            )
+        with _reading(folder):
+            saved = read_sealed(path, format=_FORMAT)
+            alpha, seed = float(saved["alpha"]), int(saved["seed"])
+        return cls(guard, folder, alpha=alpha, seed=seed)
+
+    def check_guard(self, guard: "Guard", *, by: str) -> None:
+        """Raise GuardError if it watches another guard."""
+        if self.guard is not guard:
+            raise GuardError(f"{by}: watch must be a watch of this guard. Make one: guard.watch(folder).")
 
     def __call__(self, images: Any) -> Verdict | Decisions:
         """The guard's verdicts of one image or many, which the watch takes note of."""
@@ -157,14 +179,15 @@ class Watch:
             with locked(self.folder, seconds=_PATIENCE):
                 state = self._read()
                 yield state
-                write_sealed(self.folder / _FILE, {"format": _FORMAT, "of": self._identity, **state.to_json()})
+                made = {"format": _FORMAT, "of": self._identity, "alpha": self.alpha, "seed": self.seed}
+                write_sealed(self.folder / _FILE, made | state.to_json())
 
     def _read(self) -> "WatchMemory":
         assert self.folder is not None  # noqa: S101 (our own invariant)
         path = self.folder / _FILE
         if not path.is_file():
             return WatchMemory.of(self.guard)
-        with reading(f"the watch in '{self.folder}'", "Delete it, and watch from now on."):
+        with _reading(self.folder):
             saved = read_sealed(path, format=_FORMAT)
             if saved["of"] == self._identity:
                 return WatchMemory.from_json(saved)
@@ -214,6 +237,10 @@ class Watch:
             f"watch.label: a label must be a class of the model, by its number or its name; got {label!r}. "
             f"Nothing was changed."
         )
+
+
+def _reading(folder: str | Path) -> AbstractContextManager[None]:
+    return reading(f"the watch in '{folder}'", "Delete it, and watch from now on.")
 
 
 def _identity_of(guard: "Guard", alpha: float, seed: int) -> str:

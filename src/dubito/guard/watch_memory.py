@@ -55,9 +55,8 @@ class WatchMemory:
         }
         classes = len(guard.classes) if guard.classes is not None else int(calibration.predicted.max()) + 1
         counts = np.bincount(calibration.predicted, minlength=classes)
-        level = guard.guarantee.level
-        bound = 1 - level if guard.guarantee.kind == "coverage" else level
-        return cls({**tests, "classes": ExchangeabilityTest(counts, ordered=False)}, RateTest(bound))
+        classes_test = ExchangeabilityTest(counts, ordered=False)
+        return cls({**tests, "classes": classes_test}, RateTest(guard.guarantee.bound))
 
     @property
     def log_evidence(self) -> float:
@@ -83,11 +82,12 @@ class WatchMemory:
         if log_evidence >= math.log(2 / alpha) and all(one["kind"] != kind for one in self.alarms):
             self.alarms.append({"kind": kind, "images": self.images, "id": name, "since": since})
         if self.images % self.every == 0 and kind == "images":
-            self.history.append([float(self.images), log_evidence, self.rate.capital.log_total])
+            self.history.append([float(self.images), log_evidence, 0.0, 0.0, 0.0])
             if len(self.history) > _HISTORY:
                 self.history, self.every = self.history[1::2], 2 * self.every
-        if kind == "guarantee" and self.history:
-            self.history[-1][2] = log_evidence
+        if self.history:  # labels may come after the last image
+            rate = self.rate
+            self.history[-1][2:] = [rate.capital.log_total, float(rate.capital.seen), float(rate.total)]
 
     def to_json(self) -> Json:
         """As plain values."""
@@ -99,7 +99,8 @@ class WatchMemory:
     @classmethod
     def from_json(cls, saved: Json) -> "WatchMemory":
         """What `to_json` returned."""
-        plain = {name: value for name, value in saved.items() if name not in ("tests", "rate", "format", "of")}
+        own = ("tests", "rate", "format", "of", "alpha", "seed")
+        plain = {name: value for name, value in saved.items() if name not in own}
         order = [name for name in TITLES if name in saved["tests"]]
         tests = {name: ExchangeabilityTest.from_json(saved["tests"][name]) for name in order}
         return cls(tests, RateTest.from_json(saved["rate"]), **{**plain, "pending": dict(plain["pending"])})

@@ -6,7 +6,7 @@ The interval of the rate holds at all times at once: with S errors among n,
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 _PRIOR = (1.0, 9.0)
+_EXAMPLES, _NAMED = 12, 3
+"""Images that show a change: so many are kept, and named in a sentence."""
+_ALARMS = {"images": "images have changed", "guarantee": "the guarantee is broken"}
 _RATES = {
     "risk": "errors among accepted images",
     "coverage": "refused images",
@@ -49,7 +52,9 @@ class WatchReport(Result):
         unknown: Labels whose images the watch does not remember.
         moved: What has moved, in words, one sentence for each test.
         advice: What to do next.
-        history: Of some numbers of images: log-evidence of the images and of the guarantee.
+        examples: By test that has moved, the images that show it most, the clearest first.
+        history: Of some numbers of images: log-evidence of the images and of the guarantee, how many outcomes of the
+            guarantee are known, and how many of them are errors or refusals.
     """
 
     images: int
@@ -66,6 +71,7 @@ class WatchReport(Result):
     unknown: int
     moved: tuple[str, ...]
     advice: str
+    examples: dict[str, tuple[str, ...]]
     history: tuple[tuple[float, ...], ...] = field(repr=False)
 
     @property
@@ -77,22 +83,40 @@ class WatchReport(Result):
         """The answer in one line."""
         if not self.alarms:
             return f"{self.images:,} images, no alarm"
-        kinds = " and ".join(
-            {"images": "images have changed", "guarantee": "the guarantee is broken"}[one["kind"]]
-            for one in self.alarms
-        )
+        kinds = " and ".join(_ALARMS[one["kind"]] for one in self.alarms)
         return f"{self.images:,} images: {kinds}"
+
+    @property
+    def rate(self) -> str:
+        """What the guarantee bounds, in words."""
+        return _RATES[self.guarantee.kind]
+
+    @property
+    def alarm_at(self) -> float:
+        """The log-evidence at which an alarm is raised: half of alpha is for the images, half for the guarantee."""
+        return math.log(2 / self.alpha)
+
+    def alarms_in_words(self) -> list[str]:
+        """Where each alarm was raised, and where the change began."""
+        return [
+            f"Alarm {number} after {one['images']:,} images, at '{one['id']}': {_ALARMS[one['kind']]}, since about "
+            f"image {one['since'] + 1:,}."
+            for number, one in enumerate(self.alarms, 1)
+        ]
 
     def facts(self) -> dict[str, str]:
         """What is tested, and what the labels show."""
-        rate = _RATES[self.guarantee.kind]
         low, high = (percent(one) if 0 < one < 1 else f"{100 * one:.0f} %" for one in self.interval)
         shown = (
             "none known"
             if self.observed is None
             else (f"{percent(self.observed)} of {self.outcomes:,} (at all times within {low} and {high})")
         )
-        facts = {"guarantee": str(self.guarantee), rate: shown, "false alarms": f"{percent(self.alpha)} at most, ever"}
+        facts = {
+            "guarantee": str(self.guarantee),
+            self.rate: shown,
+            "false alarms": f"{percent(self.alpha)} at most, ever",
+        }
         if self.requested:
             facts["labels requested"] = f"{self.requested:,}"
         if self.volunteered:
@@ -119,10 +143,10 @@ class WatchReport(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Evidence by number of images, with the line at which an alarm is raised."""
         ax = axes(ax)
-        images, of_images, of_guarantee = np.array(self.history or [(0, 0, 0)]).T
+        images, of_images, of_guarantee = np.array(self.history or [(0, 0, 0)]).T[:3]
         ax.plot(images, of_images / math.log(10), label="images")
-        ax.plot(images, of_guarantee / math.log(10), label=_RATES[self.guarantee.kind])
-        ax.axhline(math.log10(2 / self.alpha), color="0.5", linestyle="--", label="alarm")
+        ax.plot(images, of_guarantee / math.log(10), label=self.rate)
+        ax.axhline(self.alarm_at / math.log(10), color="0.5", linestyle="--", label="alarm")
         ax.set(xlabel="images", ylabel="evidence, powers of ten")
         ax.legend()
         return ax
@@ -133,6 +157,7 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
     tests = {name: test.capital for name, test in state.tests.items()}
     capitals = {**tests, "guarantee": state.rate.capital}
     outcomes = state.rate.capital.seen
+    examples = dict(_examples(state, alpha))
     return WatchReport(
         images=state.images,
         alpha=alpha,
@@ -146,22 +171,37 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         requested=sum(one["requested"] for one in state.pending.values()),
         volunteered=sum(one["wrong"] is not None for one in state.pending.values()),
         unknown=state.unknown,
-        moved=tuple(_moved(guard, state, alpha)),
+        moved=tuple(_moved(guard, state, examples)),
         advice=_advice(guard, state, alpha),
+        examples=examples,
         history=tuple(tuple(one) for one in state.history),
     )
 
 
-def _moved(guard: "Guard", state: WatchMemory, alpha: float) -> Iterator[str]:
-    """One sentence for each test that has moved; only after an alarm, as evidence of one test alone proves less."""
+def _examples(state: WatchMemory, alpha: float) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """For each test that has moved; only after an alarm, as evidence of one test alone proves less."""
     if any(one["kind"] == "images" for one in state.alarms):
         for name, test in state.tests.items():
-            if test.capital.log_total < math.log(1 / alpha):
-                continue
-            since = test.capital.since
-            latest = state.recent[max(0, len(state.recent) - (state.images - since)) :]
-            shown = ", ".join(f"'{one[0]}'" for one in sorted(latest, key=lambda one: abs(one[3][name] - 0.5))[-3:])
-            yield f"{_in_words(guard, name, latest)} since image {since + 1:,}; most of all {shown}."
+            if test.capital.log_total >= math.log(1 / alpha):
+                yield name, _clearest(state, name)
+
+
+def _clearest(state: WatchMemory, name: str) -> tuple[str, ...]:
+    rising = sorted(_latest(state, name), key=lambda one: abs(one[3][name] - 0.5))
+    return tuple(dict.fromkeys(str(one[0]) for one in reversed(rising)))[:_EXAMPLES]
+
+
+def _latest(state: WatchMemory, name: str) -> list[list[Any]]:
+    """The latest images since a test began to move."""
+    return state.recent[max(0, len(state.recent) - (state.images - state.tests[name].capital.since)) :]
+
+
+def _moved(guard: "Guard", state: WatchMemory, examples: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """One sentence for each test that has moved."""
+    for name, names in examples.items():
+        shown = ", ".join(f"'{one}'" for one in reversed(names[:_NAMED]))
+        words, since = _in_words(guard, name, _latest(state, name)), state.tests[name].capital.since
+        yield f"{words} since image {since + 1:,}; most of all {shown}."
     if any(one["kind"] == "guarantee" for one in state.alarms):
         what, bound = _RATES[guard.guarantee.kind], percent(state.rate.bound)
         yield f"The guarantee is broken: {percent(state.rate.observed or 0)} {what}; at most {bound} are guaranteed."

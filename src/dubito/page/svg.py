@@ -109,7 +109,35 @@ class Line:
     pattern: str = ""
 
 
-def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Sequence[float]) -> Markup:
+@final
+@dataclass(frozen=True)
+class Span:
+    """A part of the horizontal axis, shaded, with a line and a text where it ends.
+
+    Attributes:
+        low: Where it begins.
+        high: Where it ends.
+        text: A few letters, as there is little room.
+        name: Shown when somebody points at it.
+        kind: Class of the style sheet, which has the colour.
+    """
+
+    low: float
+    high: float
+    text: str
+    name: str = ""
+    kind: str = ""
+
+
+def lines(
+    drawn: Sequence[Line],
+    *,
+    x: Axis,
+    y: Axis,
+    label: str,
+    x_ticks: Sequence[float] | None = None,
+    spans: Sequence[Span] = (),
+) -> Markup:
     """Several lines on one pair of axes, over a grid of values.
 
     Args:
@@ -117,11 +145,13 @@ def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Seque
         x: The horizontal axis.
         y: The vertical axis; panels that are to be compared share one.
         label: Description for people who do not see the drawing.
-        x_ticks: Values written below the horizontal axis.
+        x_ticks: Values written below the horizontal axis; by default about four round ones.
+        spans: Parts of the horizontal axis to point out.
     """
     top = _TOP + (_NAME if y.name else 0)
     frame = _Frame(x, y, left=40, right=_WIDTH - 8, bottom=_HEIGHT - 24 - _TOP + top, top=top)
-    return draw("lines", frame, drawn, x_ticks, label)
+    ticks = x.ticks() if x_ticks is None else [(x.share(value), f"{value:g}") for value in x_ticks]
+    return draw("lines", frame, drawn, ticks, label, spans)
 
 
 def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m"], *, log: bool = False) -> Markup:
@@ -198,7 +228,10 @@ class _Frame:
     top: int = _TOP
 
     def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * self.across.share(value)
+        return self.along(self.across.share(value))
+
+    def along(self, share: float) -> float:
+        return self.left + (self.right - self.left) * share
 
     def y(self, value: float) -> float:
         return self.height(self.up.share(value))
