@@ -30,13 +30,14 @@ from torch import Tensor
 
 import dubito
 from dubito.cache.disk import forget_shards
-from dubito.cache.runner import batches, cores, kept_memory
+from dubito.cache.runner import batches, kept_memory
 from dubito.data import Augmented, Subset
 from dubito.heads.loop import make_optimizer, set_lr
 from dubito.heads.losses import ranking_loss
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Plan
 from dubito.models import WrappedClassifier
+from dubito.threads import cores
 from dubito.types import Images
 
 EPOCHS = 8

@@ -6,11 +6,16 @@
     overload_refused    the share of the others: all of them get 429
     memory_mb           by how much the service has grown under overload
 
+These are of the service as its guide recommends it on a CPU, from the guard's ONNX export. With `torch_` before them
+they are of the service from PyTorch. The bare model is that of PyTorch in both; `bare_onnx_per_second` is the exported
+one, as bare.
+
     python benchmarks/serve.py --data FOLDER [--model pypi:efficientnet_lite0] [--seconds 60] [--clients 8]
 
 FOLDER holds photographs. The service is a process of its own; each client sends one photograph at a time and keeps its
-connection. The bare model decodes in as many processes as the service and runs batches of the usual size. The last line
-is one JSON object.
+connection. The bare model decodes in as many processes as the service and runs batches of the usual size; it is
+measured before, between and after the services, because machines do not stay equally fast. The last line is one JSON
+object.
 """
 
 import argparse
@@ -18,6 +23,7 @@ import http.client
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +31,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,25 +97,41 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     args = parser.parse_args()
     files = sorted(path for path in args.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[: args.images]
-    model = dubito.load(args.model, weights=None if args.weights == "none" else args.weights)
-    images = dubito.open_images(files)
-    bare = len(files) / seconds_of(lambda: predict_table(model, images, workers=WORKERS))
+    weights = None if args.weights == "none" else args.weights
+    models = {"torch": dubito.load(args.model, weights=weights)}
+    images, contents = dubito.open_images(files), [path.read_bytes() for path in files]
+    rates: dict[str, list[float]] = {"torch": [], "onnx": []}
+
+    def measure_bare(*kinds: str) -> None:
+        for kind in kinds:
+            predicted = partial(predict_table, models[kind], images, workers=WORKERS)
+            rates[kind].append(len(files) / seconds_of(predicted))
+
     with tempfile.TemporaryDirectory() as place:
-        table = predict_table(model, images, workers=WORKERS)
-        guard = dubito.Guard.fit(model, table, coverage=0.8)
-        measured = serve_and_measure(guard, args, [path.read_bytes() for path in files], Path(place))
-    print(json.dumps({"bare_per_second": bare, "ratio": measured["per_second"] / bare, **measured}))
+        guard = dubito.Guard.fit(models["torch"], predict_table(models["torch"], images, workers=WORKERS), coverage=0.8)
+        saved, exported = guard.save(Path(place) / "guard"), guard.export_onnx(Path(place) / "guard.onnx")
+        models["onnx"] = dubito.load(f"onnx:{exported}")
+        measure_bare("torch", "onnx")
+        measured = serve_and_measure(saved, ["--model", f"onnx:{exported}"], args, contents)
+        measure_bare("torch", "onnx")
+        by_torch = serve_and_measure(saved, ["--model", args.model, "--weights", args.weights], args, contents)
+        measure_bare("torch")
+    bare = statistics.median(rates["torch"])
+    result = {"bare_per_second": bare, "bare_onnx_per_second": statistics.median(rates["onnx"])}
+    result |= {"ratio": measured["per_second"] / bare, **measured, "torch_ratio": by_torch["per_second"] / bare}
+    result |= {f"torch_{key}": value for key, value in by_torch.items()}
+    print(json.dumps({key: round(value, 3) for key, value in result.items()}))
 
 
 def serve_and_measure(
-    guard: dubito.Guard, args: argparse.Namespace, contents: list[bytes], place: Path
+    guard: Path, model: list[str], args: argparse.Namespace, contents: list[bytes]
 ) -> dict[str, float]:
     """Start the service of a guard in a process of its own, and load it."""
-    options = ["--port", "0", "--workers", str(WORKERS), "--queue", str(QUEUE), "--json", "--model", args.model]
-    command = [sys.executable, "-m", "dubito", "serve", str(guard.save(place / "guard")), *options]
-    command += ["--weights", args.weights]
+    options = ["--port", "0", "--workers", str(WORKERS), "--queue", str(QUEUE), "--json", *model]
+    command = [sys.executable, "-m", "dubito", "serve", str(guard), *options]
+    errors = guard.parent / "log"
     with (
-        (place / "log").open("w") as log,
+        errors.open("w") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=dict(os.environ)) as process,  # noqa: S603
     ):
         assert process.stdout is not None  # noqa: S101
@@ -116,7 +139,7 @@ def serve_and_measure(
         while not text.endswith("}\n"):
             line = process.stdout.readline()
             if not line:
-                raise SystemExit((place / "log").read_text())
+                raise SystemExit(errors.read_text())
             text += line
         try:
             return measure(json.loads(text)["address"], process.pid, args, contents)

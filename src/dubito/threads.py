@@ -169,6 +169,11 @@ def quiet(message: str = "", module: str = "", category: type[Warning] = Warning
                 catcher.__exit__(None, None, None)
 
 
+def cores() -> int:
+    """How many this process may use: in a container, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class RunningServer:
     """A server in a thread of this process; it ends with `close`, with its `with` block, or with the process."""
 

@@ -149,7 +149,7 @@ def test_class_names_must_be_as_many_as_the_file_has(net, tmp_path):
             "That is a file of weights: name its architecture, such as 'timm:resnet50', and pass weights='vit7.pt'",
         ),
         ("https://a.b/vit.pth", "Nothing is loaded from a URL: download the file"),
-        ("model.onnx", "That is an ONNX model, which dubito does not run. .* dubito.Table"),
+        ("model.onnx", "Did you mean 'onnx:model.onnx'"),
         ("net.keras", "That is a Keras model"),
         (".", "That is a folder. If it holds images, the model comes first"),
     ],

@@ -77,12 +77,13 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
 def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, table: Table, score: Score) -> None:
     guard = Guard.fit(model, table, coverage=0.7, scores={"one": score})
     x = inputs(40, seed=5)
-    logits, u, accept = GuardModule(guard, x)(x)
+    logits, u, accept, z, weight, bias = GuardModule(guard, x)(x)
     result = guard(x)
     assert logits.numpy() == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-5)
     assert u.detach().numpy() == pytest.approx(result.uncertainty.numpy(), abs=1e-4)
     assert torch.equal(accept, result.accept)
     assert 0 < int(accept.sum()) < 40
+    assert torch.equal(logits, nn.functional.linear(z, weight, bias))
 
 
 def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     guard.selection.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
     guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
-    assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
+    assert [one.name for one in session.get_outputs()][:3] == ["logits", "uncertainty", "accept"]
     message = session.get_modelmeta().custom_metadata_map
     assert message["dubito.guarantee"].endswith("at most 20 % of those accepted are wrong (confidence 95 %).")
     assert json.loads(message["dubito.threshold"]) == 0.5
@@ -107,7 +108,7 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     assert json.loads(message["dubito.model"])["model"] == "tiny"
     for n in (1, 3, 50):
         x = inputs(n, seed=9)
-        logits, u, accept = session.run(None, {"input": x.numpy()})
+        logits, u, accept = session.run(["logits", "uncertainty", "accept"], {"input": x.numpy()})
         result = guard(x)
         assert logits == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-4)
         assert u == pytest.approx(result.uncertainty.numpy(), abs=1e-4)

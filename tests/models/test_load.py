@@ -70,7 +70,7 @@ def test_an_unknown_source(name, message):
     with pytest.raises(ModelError) as error:
         dubito.load(name)
     assert str(error.value).startswith(
-        "load: a model is named 'source:name' with source one of timm, torchvision, hf, pypi, python; "
+        "load: a model is named 'source:name' with source one of timm, torchvision, hf, pypi, onnx, python; "
     )
     assert message in str(error.value)
 

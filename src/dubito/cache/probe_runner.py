@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import ModelError, NondeterministicModelWarning, TableError, ValueRangeError
+from dubito.models.from_onnx import OnnxNetwork
 from dubito.threads import seeded
 from dubito.types import BaseProbe, Classifier, Inputs, Mixed, Probe, SharingProbe, Targets, has_logits
 
@@ -41,6 +42,12 @@ class ProbeRunner:
         *,
         steady: bool = True,
     ) -> None:
+        further = [name for name, probe in probes.items() if not isinstance(probe, BaseProbe)]
+        if further and isinstance(model.module, OnnxNetwork):
+            raise ModelError(
+                f"probe '{further[0]}' needs the layers of {model.name}, which an ONNX graph does not have. Load the "
+                f"model that it was exported from."
+            )
         self.model, self.probes = model, dict(probes)
         self._steady = steady
         self._owners = {**(owners or {}), **dict.fromkeys(ROW_COLUMNS, "extract")}

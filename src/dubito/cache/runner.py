@@ -29,7 +29,7 @@ from dubito.data.image_set import ImageSet
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, first_words, users_level
 from dubito.probes import base_probe
 from dubito.table import Provenance, Table
-from dubito.threads import Lock, kept_random_states
+from dubito.threads import Lock, cores, kept_random_states
 from dubito.types import Classifier, Images, Inputs, NotingProbe, Probe, Transform
 
 Advance = Callable[..., None]
@@ -55,11 +55,6 @@ def default_batch_size(device: torch.device) -> int:
 def default_workers(images: Images) -> int:
     """Processes that decode: one per core, and none for inputs that are ready in memory."""
     return 0 if isinstance(images, ImageSet) and images.ready else min(cores(), _MOST_WORKERS)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """A guard as one ONNX file: backbone, last layer, score and threshold, for any ONNX runtime.
 
     input  (n, ...)  finished inputs, as `model.transform` makes them; n is free
-    output logits (n, c), uncertainty (n) float64, accept (n) bool
+    output logits (n, c), uncertainty (n) float64, accept (n) bool; where the last layer is one nn.Linear also
+           feature (n, d), head_weight (c, d), head_bias (c): what `dubito.load("onnx:FILE")` reads
 
 Written by torch's exporter, which needs the packages onnx and onnxscript. Scores of logits and features can be written,
 with all that they have learned: a guard by neighbours carries its bank. Those of members, and of gradients of more than
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError, first_words
+from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.gaussians import squared_distances
@@ -43,7 +45,7 @@ from dubito.types import Score
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
-OUTPUTS = ("logits", "uncertainty", "accept")
+OUTPUTS = ("logits", "uncertainty", "accept", FEATURE, WEIGHT, BIAS)
 _SIDE = 256
 
 
@@ -100,8 +102,9 @@ def _exported(module: "GuardModule") -> Any:
             # Traced here, because torch.onnx would go on with a graph of fixed batches where one of any size fails.
             sizes = ({0: torch.export.Dim("n")},)
             graph = torch.export.export(module, (module.example,), dynamic_shapes=sizes, strict=False)
+            names = list(OUTPUTS[: len(graph.graph_signature.user_outputs)])
             return torch.onnx.export(
-                graph, input_names=["input"], output_names=list(OUTPUTS), dynamic_shapes=sizes, verbose=False
+                graph, input_names=["input"], output_names=names, dynamic_shapes=sizes, verbose=False
             )
     except Exception as error:  # of torch's exporters, or of the module's own code
         cause = error.__cause__ or error
@@ -151,8 +154,9 @@ class GuardModule(nn.Module):
                 f"and novel=0."
             )
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, uncertainty, accept."""
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Logits, uncertainty, accept; and feature, weight and bias of the last layer, if it is one."""
+        last: tuple[Tensor, ...] = ()
         if self._layer is None:
             out = self.backbone(x)  # of a known kind, as the example has gone through it
             z, logits = x, out if isinstance(out, Tensor) else out.logits  # no score reads features here
@@ -164,10 +168,12 @@ class GuardModule(nn.Module):
             finally:
                 hook.remove()
             z = seen[0].flatten(1)
-            logits = F.linear(z, self._layer.weight, self._layer.bias)
+            weight, bias = self._layer.weight, self._layer.bias
+            logits = F.linear(z, weight, bias)
+            last = (z, weight.clone(), weight.new_zeros(len(weight)) if bias is None else bias.clone())
             z = self._as_stored(z)
         u, novel = self._selection.uncertainty({name: score(z, logits) for name, score in self._written.items()})
-        return logits, u, (u <= self._threshold) & ~novel
+        return logits, u, (u <= self._threshold) & ~novel, *last
 
 
 def _example(model: WrappedClassifier, example: object) -> Tensor:

