@@ -23,8 +23,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dubito.cache.runner import cores
 from dubito.errors import DubitoError
+from dubito.threads import cores
 
 Run = Callable[[Hashable, list[str], list[Tensor]], Sequence[Any]]
 """Of the kind of work, the ids of images and their inputs: one answer per image."""
@@ -37,9 +37,15 @@ class QueueFullError(DubitoError):
 
 @final
 class ModelThread(Executor):
-    """Runs calls one after the other: in a thread of its own, or in the one that calls `take_over`."""
+    """Runs calls one after the other: in a thread of its own, or in the one that calls `take_over`.
 
-    def __init__(self) -> None:
+    Args:
+        threads: How many threads an operation of torch may use.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        # In a container, torch counts the cores of the machine rather than those that this process may use.
+        self._threads = threads or min(torch.get_num_threads(), cores())
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
@@ -63,8 +69,7 @@ class ModelThread(Executor):
             self._thread.join()
 
     def _work(self) -> None:
-        # In a container, torch counts the cores of the machine rather than those that this process may use.
-        torch.set_num_threads(min(torch.get_num_threads(), cores()))
+        torch.set_num_threads(self._threads)
         while (one := self._calls.get()) is not None:
             future, call = one
             if not future.set_running_or_notify_cancel():
