@@ -35,13 +35,19 @@ def path(tmp_path_factory):
     )
     other = 3 * torch.randn(40, 6, generator=draw)
     ood = {EVIL: dubito.Table(feature=other, logit=other @ weight.T)}
-    return model_report(table, folder / "photos", ood=ood).to_html(folder / "report.html")
+    guard = dubito.Guard.fit(None, table, coverage=0.5, confidence=0.6, scores=["entropy"], sets=False)
+    watch = guard.watch()
+    for _ in range(4):
+        watch.update(guard.decide(ood[EVIL].extended(id=[f"{row} {EVIL}" for row in range(40)])))
+    assert watch.report().alarm
+    return model_report(table, folder / "photos", ood=ood, watch=watch).to_html(folder / "report.html")
 
 
 def test_it_opens_from_the_disk_and_names_stay_text(path, open_page):
     page = open_page(path)  # which fails for errors in the console and for anything that is loaded
     assert page.title() == "How far can you trust the model?"
     assert EVIL in page.locator("#undecodable").inner_text()
+    assert f" {EVIL}': " in page.locator("#watch").inner_text()
     loaded = page.eval_on_selector_all("article img", "all => all.map((one) => one.naturalWidth)")
     assert len(loaded) > 24
     assert min(loaded) > 0

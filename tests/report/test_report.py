@@ -53,6 +53,17 @@ def page(report):
     return report.to_html()
 
 
+@pytest.fixture(scope="module")
+def watch():
+    """300 images like those of the calibration, then 200 of others; one has a name that a page must not execute."""
+    guard = dubito.Guard.fit(None, table(1500, 11), risk=0.3, scores=["entropy"], sets=False)
+    made = guard.watch()
+    for rows, seed, spread, prefix in ((300, 12, 1.0, "calm"), (200, 13, 4.0, EVIL)):
+        new = without(table(rows, seed, spread), "label").extended(id=[f"{prefix}-{row}" for row in range(rows)])
+        made.update(guard.decide(new))
+    return made
+
+
 def section(page: str, key: str) -> str:
     return re.search(rf'<section class="part[^>]*id="{key}".*?</section>', page, re.DOTALL)[0]
 
@@ -338,3 +349,34 @@ def test_as_json_csv_and_text(report, tmp_path):
 def test_what_cannot_be_reported_on_is_a_clear_error(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_watch_is_a_section_with_the_numbers_of_its_report(watch):
+    report = model_report(table(60), watch=watch)
+    seen = watch.report()
+    (alarm,) = seen.alarms
+    assert 300 < alarm["images"] < 500
+    assert report.watch.to_dict() == seen.to_dict()
+    assert report.to_dict()["watch"]["alarms"] == list(seen.alarms)
+    assert report.acceptance.own  # the guard is the watch's
+    shown = section(report.to_html(), "watch")
+    words = " ".join(Reader(shown).text)
+    assert "500 images: images have changed" in words
+    assert f"Alarm 1 after {alarm['images']} images, at '{alarm['id']}': images have changed" in words
+    assert seen.advice in words
+    assert EVIL in alarm["id"]
+    assert "<script" not in shown
+    # 252 pixels right of a margin of 40, for 500 images.
+    assert f'<line class="end" x1="{40 + 252 * alarm["images"] / 500:.1f}"' in shown
+    worries = report.facts()["What should worry you?"]
+    assert worries.startswith("Watch: 500 images: images have changed. The guarantee says nothing about such images")
+
+
+def test_without_a_watch_there_is_no_section(page):
+    assert 'id="watch"' not in page
+    assert "#watch" not in page
+
+
+def test_a_watch_of_another_guard_is_refused(watch):
+    with pytest.raises(dubito.errors.GuardError, match="model_report: watch must be a watch of this guard"):
+        model_report(table(60), guard=watch.guard.with_risk(0.4), watch=watch)

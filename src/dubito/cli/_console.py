@@ -28,6 +28,7 @@ from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
 if TYPE_CHECKING:
+    from dubito.guard import Watch
     from dubito.table import Provenance
     from dubito.types import Classifier
 
@@ -132,6 +133,7 @@ Scores = Annotated[
 ]
 Ensemble = Annotated[str, option("Which ensemble: members, dropout, views, tiles_7 ...", "NAME")]
 Seed = Annotated[int, option("Seed of everything that is drawn at random.", "N", min=0)]
+WatchFolder = Annotated[Path | None, option("Show the history of the guard's watch, by `dubito watch`.", "DIR")]
 Csv = Annotated[Path | None, option("Write all rows as CSV.", "FILE")]
 Html = Annotated[Path | None, option("Write a page with pictures.", "FILE")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
@@ -544,6 +546,17 @@ def check_folder_first(folder: Path, other: str, file: str, names: tuple[str, st
     """Raise where a folder that dubito wrote, known by a file in it, comes after what it is used on."""
     if (Path(other) / file).is_file() and not (folder / file).is_file():
         raise BadParameter(f"{names[0]} and {names[1]} are swapped: '{other}' is the {names[0].lower()}.")
+
+
+def open_watch(guard: "dubito.Guard | None", folder: Path | None) -> "Watch | None":
+    """The watch of a guard whose state is in a folder."""
+    if folder is None:
+        return None
+    if guard is None:
+        raise BadParameter("--watch shows what a guard was used on: pass --guard, too.")
+    from dubito.guard import Watch
+
+    return Watch.open(guard, folder)
 
 
 def open_sets(paths: Sequence[Path]) -> dict[str, "dubito.Table"]:

@@ -48,6 +48,7 @@ def report(
         Path | None, Option("--learn-from", metavar="CACHE", help="In-distribution images for scores that learn.")
     ] = None,
     guard: Annotated[Path | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
+    watch: options.WatchFolder = None,
     images: Annotated[str | None, option("The images of CACHE, for pictures.", "IMAGES")] = None,
     cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
     corrupted: Annotated[int, option("Images to corrupt for the corruption curve; 0 for no curve.", "N", min=0)] = 32,
@@ -80,12 +81,21 @@ def report(
         raise BadParameter(_PLACES)
     with screen.waiting("opening the caches"):
         sets, learned = options.open_sets(others), None if train is None else dubito.open(train)
+        watched = options.open_watch(chosen, watch)
     with screen.waiting("scoring, comparing and drawing"):
         made = dubito.report.model_report(
-            table, images, ood=sets, train=learned, guard=chosen, model=model, corrupted=corrupted, gallery=most
+            table,
+            images,
+            ood=sets,
+            train=learned,
+            guard=chosen,
+            watch=watched,
+            model=model,
+            corrupted=corrupted,
+            gallery=most,
         )
         given = (
-            {"--ood": others, "--learn-from": train, "--guard": guard, "--cache": cache}
+            {"--ood": others, "--learn-from": train, "--guard": guard, "--watch": watch, "--cache": cache}
             | _changed(reading)
             | _changed(load)
         )

@@ -6,6 +6,7 @@
     OOD tables               uncertainties in and out of distribution; with features, causes of failure (`diagnose`)
     features                 the last layer, recovered from features and logits (`structure`)
     a model and images       the corruption curve, on a sample
+    a watch                  what the guard has been used on since, and whether that has changed
 
 Nothing is computed here that another room does not compute. What a table does not allow is left out, and the report
 says what would add it. Of more than 50,000 rows, a random sample of that size stands for all, and a note says so.
@@ -24,7 +25,7 @@ from dubito.evaluate.compare import Comparison
 from dubito.evaluate.evaluate import Evaluation
 from dubito.explain.diagnosis import Diagnosis, short_name
 from dubito.explain.structure import Structure
-from dubito.guard import Guard
+from dubito.guard import Guard, Watch, WatchReport
 from dubito.metrics import confidence as confidence_of
 from dubito.protocols.corruption_curve import CorruptionCurves
 from dubito.report.page import match_images
@@ -73,6 +74,7 @@ class ModelReport(Result):
         tables: The tables by role: "images", "OOD 'name'", "learned from".
         how: By what is missing, the call that would add it; under "reproduce", the calls that make this report.
         gallery: Largest number of images in each gallery of the page.
+        watch: What a watch of the guard has seen; None without one.
     """
 
     trust: TrustReport
@@ -90,6 +92,7 @@ class ModelReport(Result):
     tables: dict[str, Table] = field(repr=False, compare=False)
     how: Mapping[str, str] = field(repr=False)
     gallery: int = 12
+    watch: WatchReport | None = None
 
     titles: ClassVar = TrustReport.titles
     columns: ClassVar = TrustReport.columns
@@ -126,7 +129,7 @@ class ModelReport(Result):
         """The summary, the least trusted images and every part of the report, as plain values."""
         parts: dict[str, Result | None] = {
             name: getattr(self, name)
-            for name in ("comparison", "evaluation", "issues", "diagnosis", "structure", "corruption")
+            for name in ("comparison", "evaluation", "issues", "diagnosis", "structure", "corruption", "watch")
         }
         return {
             **self.trust.top(self.text_rows or len(self.trust)).to_dict(),
@@ -148,6 +151,7 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
     ood: Table | Mapping[str, Table] | None = None,
     train: Table | None = None,
     guard: Guard | None = None,
+    watch: Watch | None = None,
     model: Classifier | None = None,
     corrupted: int = 32,
     gallery: int = 12,
@@ -163,6 +167,7 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
         train: Other in-distribution images, for scores that learn.
         guard: A fitted guard, whose verdicts and guarantee are used; without one, the report fits one to show what it
             would accept.
+        watch: A watch of the guard, for the history of what it was used on; its guard is used where none is passed.
         model: The model that made the table: with images, adds the corruption curve.
         corrupted: Images that the corruption curve is measured on, drawn at random; 0 for no curve.
         gallery: Largest number of images in each gallery of the page, about 15 KB each.
@@ -177,6 +182,9 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
     table.require("logit", by=_BY)
     check_number(corrupted, "[0, inf)", by=_BY, what="corrupted", whole=True, hint="32 are usual; 0 for no curve.")
     check_number(gallery, "[1, inf)", by=_BY, what="gallery", whole=True, hint="12 are usual.")
+    if watch is not None:
+        guard = watch.guard if guard is None else guard
+        watch.check_guard(guard, by=_BY)
     sets = _ood_tables(ood)
     check_same_model(table, {**{f"ood '{name}'": one for name, one in sets.items()}, "train": train}, by=_BY)
     opened = None if images is None else open_images(images)
@@ -205,6 +213,7 @@ def model_report(  # noqa: PLR0913 (one call that users type; everything after `
         },
         how=PYTHON | {"reproduce": _again(table, opened, sets, train)},
         gallery=gallery,
+        watch=None if watch is None else watch.report(),
     )
 
 

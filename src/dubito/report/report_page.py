@@ -123,7 +123,7 @@ def report_page(report: ModelReport) -> str:
         levels=[(share(one.risk), None if one.accepted is None else one.accepted / one.of) for one in levels],
         percent=share,
         notes=report.notes,
-        sections=[*numbers, *_galleries(report), _undecodable(report), _provenance(report)],
+        sections=[*numbers, *_watch(report), *_galleries(report), _undecodable(report), _provenance(report)],
     )
 
 
@@ -154,6 +154,17 @@ def _facts(report: ModelReport) -> list[str]:
     named = [f"model {model}"] if model else []
     today = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     return [*named, _count(len(table), "image"), _count(report.classes, "class", "es"), labels, *others, today]
+
+
+def _watch(report: ModelReport) -> Iterator[Section]:
+    """What a watch has seen; whoever has none is not asked for one."""
+    if blocks := sections.watch_history(report):
+        about = (
+            "Evidence that images are no longer like those of the guard's calibration, and that its guarantee is "
+            "broken, after every image that it was used on. Shaded: from where a change has most likely begun to its "
+            "alarm."
+        )
+        yield Section("watch", "The guard's watch", about, blocks)
 
 
 def _galleries(report: ModelReport) -> Iterator[Section]:

@@ -7,6 +7,7 @@ templates/report.html.j2 knows how to lay out, and its values:
     words      sentences                                  key       (name, kind, dashes) of lines
     heading    a text                                     sides     names of the in-distribution and the OOD images
     row        blocks side by side                        folded    a title, and sentences that open on demand
+    facts      texts by name                              cards     images
     more       what else could be there, and the call that adds it
 """
 
@@ -20,6 +21,7 @@ from markupsafe import Markup
 
 from dubito.evaluate.evaluate import USUAL, USUAL_TITLE, Evaluation
 from dubito.explain.pages import cause_bars
+from dubito.guard.watch_picture import watch_figures, watch_key
 from dubito.metrics import Interval, proportion
 from dubito.page.render import number, words
 from dubito.page.svg import SERIES, Axis, Line, histogram, lines, stairs
@@ -193,6 +195,21 @@ def geometry(report: ModelReport) -> Blocks:
     rows = [[(text, "", "") for text in line] for line in body]
     table = {"header": header, "rows": rows}
     return [("figures", figures), ("row", [("table", table), ("words", layer.findings())])]
+
+
+def watch_history(report: ModelReport) -> Blocks:
+    """How the evidence of a watch grew, its alarms, what has moved since when, and what to do next."""
+    watch = report.watch
+    if watch is None:
+        return []
+    figures = [("figures", [figure]) for figure in watch_figures(watch)]
+    told = [*watch.alarms_in_words(), *watch.findings()]
+    return [
+        ("heading", watch.title()),
+        ("key", watch_key(watch)),
+        ("row", [*figures, ("words", told)]),
+        ("facts", watch.facts()),
+    ]
 
 
 def short_place(name: str) -> str:

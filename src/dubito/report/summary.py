@@ -176,7 +176,7 @@ def _tested(acceptance: Acceptance) -> str:
 
 
 def _worries(report: ModelReport) -> Answer:
-    kinds = (_shift, _confident_mistakes, _confident_ood, _label_issues, _miscalibration, _undecodable)
+    kinds = (_alarms, _shift, _confident_mistakes, _confident_ood, _label_issues, _miscalibration, _undecodable)
     found, question = [sentence for kind in kinds for sentence in kind(report)], "What should worry you?"
     if not found:
         if report.evaluation is None and not report.confident_ood:
@@ -191,6 +191,11 @@ def _worries(report: ModelReport) -> Answer:
         return Answer(question, short, ("Nothing stands out in what could be examined.",), tone)
     number = f"{len(found)} things" if len(found) > 1 else "1 thing"
     return Answer(question, number, tuple(found), "bad")
+
+
+def _alarms(report: ModelReport) -> Iterator[str]:
+    if report.watch is not None and report.watch.alarm:
+        yield f"Watch: {report.watch.title()}. {report.watch.advice}"
 
 
 def _shift(report: ModelReport) -> Iterator[str]:
