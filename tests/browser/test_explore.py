@@ -319,3 +319,74 @@ def test_a_wrong_token_is_said(browser: Browser, explorer: Explorer):
 def test_the_picture_folder_is_not_touched(explorer: Explorer):
     assert explorer.kept is not None
     assert Path(explorer.kept).name == "cache.explore"
+
+
+def changed_watch(folder: Path) -> tuple[dubito.Table, Path, dubito.guard.Watch]:
+    """A watch that has raised an alarm, of images that are in the table, and one with HTML in its name that is not."""
+    images = pictures(folder / "images", 40)
+    table = dubito.extract(network(), images, folder / "cache")
+    guard = dubito.Guard.fit(None, table, coverage=0.5, confidence=0.6, scores=["entropy"], sets=False)
+    watch = guard.watch(folder / "watch")
+    rows = dubito.Entropy().score(table).argsort()[-5:].tolist()  # the most uncertain images alone
+    gone = table.rows(rows).extended(id=[f"{EVIL}-{row}" for row in rows])
+    for _ in range(20):
+        watch.update(guard.decide(table.rows(rows)))
+        watch.update(guard.decide(gone))
+    return table, images, watch
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 1000, 390])
+def test_a_watch_is_a_panel(
+    browser: Browser, barriers: Callable[[Page], list[str]], tmp_path: Path, scheme: Any, width: int
+):
+    table, images, watch = changed_watch(tmp_path)
+    with dubito.explore(table, images, watch=watch, browser=False) as running:
+        context = browser.new_context(
+            locale="en-US", viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        page = context.new_page()
+        page.goto(running.address)
+        page.wait_for_selector(READY)
+        page.locator("#watch-tab").click()
+        expect(page.locator("#watch .history svg").first).to_be_visible()
+        assert barriers(page) == []
+        assert page.evaluate(
+            "document.querySelector('.tabs').scrollWidth <= document.querySelector('.tabs').clientWidth"
+        )
+        assert page.evaluate(
+            "document.querySelector('#watch').scrollWidth <= document.querySelector('#watch').clientWidth"
+        )
+        context.close()
+
+
+def test_a_watch_is_drawn_its_images_open_and_a_reload_shows_what_is_new(browser: Browser, tmp_path: Path):
+    table, images, watch = changed_watch(tmp_path)
+    report = watch.report()
+    with (
+        dubito.explore(table, images, watch=watch, browser=False) as running,
+        watched(browser, running.address) as page,
+    ):
+        page.locator("#watch-tab").click()
+        expect(page.locator("#watch .verdict")).to_have_text(report.title())
+        expect(page.locator("#watch .sentences li").last).to_have_text(report.advice)
+        (alarm, *_) = report.alarms
+        expect(page.locator("#watch .span title").first).to_contain_text(f"Alarm 1 after {alarm['images']:,} images")
+        at = page.locator("#watch .span .end").first.get_attribute("x1")
+        assert float(at or "") == pytest.approx(40 + 252 * alarm["images"] / report.images, abs=0.06)
+        expect(page.locator("#watch > .fine")).to_contain_text(EVIL)
+        page.wait_for_function("() => document.querySelector('#watch .neighbours img')?.naturalWidth > 0")
+        picture = page.locator("#watch .neighbours button").first
+        name = picture.get_attribute("title")
+        picture.click()
+        expect(page.locator("#image-body h2").first).to_have_text(name or "")
+        page.go_back()
+        expect(page.locator("#watch")).to_be_visible()
+        fed = dubito.guard.Watch.open(watch.guard, tmp_path / "watch")  # as another process would
+        fed.update(watch.guard.decide(table))
+        page.reload()
+        expect(page.locator("#watch .verdict")).to_contain_text(f"{report.images + 40} images")
+
+
+def test_without_a_watch_there_is_no_tab(page):
+    expect(page.locator("[data-panel-of=watch]")).to_be_hidden()

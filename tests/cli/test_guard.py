@@ -243,3 +243,23 @@ def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path
     assert codes[0] == 0
     assert codes[-1] == 3
     assert "The guarantee is broken: 100 % refused images; at most 50 %" in run("watch", tmp_path / "guard").out
+
+
+def test_the_history_of_a_watch_is_shown_beside_its_guard_alone(run: Run, labelled: Path, tmp_path: Path) -> None:
+    for name, level in (("guard", 0.5), ("other", 0.4)):
+        options = {"confidence": 0.6, "scores": ["entropy"], "sets": False}
+        dubito.Guard.fit(None, dubito.open(labelled), coverage=level, **options).save(tmp_path / name)
+    assert run("watch", tmp_path / "guard", labelled, "--alpha", 0.05, "--state", tmp_path / "state").code == 0
+    page, guard, state = tmp_path / "r.html", ("--guard", tmp_path / "guard"), ("--watch", tmp_path / "state")
+    shown = run("report", labelled, "--to", page, *guard, *state, "--json")  # alpha is the state's own
+    assert (shown.code, shown.json["watch"]["images"], shown.json["watch"]["alpha"]) == (0, COUNT, 0.05)
+    assert f"{COUNT} images, no alarm" in page.read_text()
+    assert f"--watch {tmp_path / 'state'}" in page.read_text()  # in the command that makes it again
+    for command in (("report", labelled, "--to", page), ("explore", labelled, "--no-browser")):
+        alone = run(*command, *state)
+        assert (alone.code, "--watch shows what a guard was used on: pass --guard, too." in alone.err) == (2, True)
+        other = run(*command, "--guard", tmp_path / "other", *state)
+        assert (other.code, "is of another guard, or of another alpha or seed" in other.err) == (1, True)
+        nowhere = run(*command, *guard, "--watch", tmp_path / "nowhere")
+        assert (nowhere.code, "must be the folder of a watch" in nowhere.err) == (1, True)
+        assert not (tmp_path / "nowhere").exists()

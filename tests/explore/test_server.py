@@ -43,6 +43,44 @@ def test_columns_are_bytes_of_the_tables_values(client, table):
     assert get(client, "layout/umap").status_code == 202
 
 
+@pytest.fixture
+def watch(table, tmp_path):
+    guard = dubito.Guard.fit(None, table, coverage=0.5, confidence=0.6, scores=["entropy"], sets=False)
+    return guard.watch(tmp_path / "watch")
+
+
+def test_the_watch_is_read_again_each_time_and_its_images_are_rows(inspector, table, watch, tmp_path):
+    app = make_app(inspector, TOKEN, hosts=("testserver",), watch=watch)
+    client = TestClient(app, raise_server_exceptions=False)
+    assert get(client, "about").json()["watch"] is True
+    empty = get(client, "watch").json()
+    assert (empty["title"], empty["alarm"], empty["examples"]) == ("0 images, no alarm", False, [])
+    guard = watch.guard
+    rows = dubito.Entropy().score(table).argsort()[-5:].tolist()  # the most uncertain images alone: a change
+    other = dubito.guard.Watch.open(guard, tmp_path / "watch")  # as another process would
+    for _ in range(20):
+        other.update(guard.decide(table.rows(rows)))
+    other.update(guard.decide(table.rows(rows[:1]).extended(id=["gone-\udcff.png"])))
+    shown, report = get(client, "watch").json(), other.report()
+    assert (shown["title"], shown["alarm"]) == (report.title(), True)
+    assert [one["svg"][:4] for one in shown["figures"]] == ["<svg", "<svg"]  # refused images are known without labels
+    assert shown["sentences"][-1] == report.advice
+    names = table.row_ids()
+    assert {one["id"]: one["row"] for one in shown["examples"] if one["row"] is not None} == {
+        name: names.index(name) for test in report.examples.values() for name in test if name in names
+    }
+    assert any(one["row"] is not None for one in shown["examples"])
+
+
+def test_without_a_watch_there_is_none(client):
+    assert get(client, "about").json()["watch"] is False
+    refused = get(client, "watch")
+    assert (refused.status_code, refused.json()["error"]) == (
+        404,
+        "explore: there is no watch. Open the explorer with one.",
+    )
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/api/about", "/wrong/", "/wrong/api/about", "/wrong/static/app.js", "/secre/", "/secrets/api/about"]
 )

@@ -21,6 +21,7 @@ def explore(
     *,
     images: Annotated[str | None, option("The images of the cache, for pictures.", "IMAGES")] = None,
     guard: Annotated[Path | None, option("Show the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
+    watch: options.WatchFolder = None,
     ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
     other: Annotated[Path | None, option("The same images by another model, to compare with.", "CACHE")] = None,
     learn_from: Annotated[Path | None, option("Images that scores learn from.", "CACHE")] = None,
@@ -39,10 +40,12 @@ def explore(
     """
     with screen.waiting("opening the cache"):
         table, learned = dubito.open(cache), None if learn_from is None else dubito.open(learn_from)
+        loaded = None if guard is None else dubito.Guard.load(guard)
         explorer = dubito.explore(
             table,
             images,
-            guard=None if guard is None else dubito.Guard.load(guard),
+            guard=loaded,
+            watch=options.open_watch(loaded, watch),
             ood=options.open_sets(ood),
             other=None if other is None else dubito.open(other),
             learn_from=learned,

@@ -9,6 +9,7 @@ and kept as 4 bytes per image; nothing else grows with the number of images.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -168,6 +169,15 @@ class Collection:
         """Names of some images."""
         located = [self.locate(row) for row in rows]
         return [table.row_ids(slice(local, local + 1))[0] for _, table, local in located]
+
+    def named(self, names: AbstractSet[str]) -> dict[int, str]:
+        """The rows of images that have one of some names, with it; an image may be in several sets."""
+        rows = dict[int, str]()
+        if not names:  # of a million images, looking takes a while
+            return rows
+        for start, table in zip(self.starts, self.sets.values(), strict=False):
+            rows |= {int(start) + row: name for row, name in enumerate(table.row_ids()) if name in names}
+        return rows
 
     def blocks(self, *columns: str) -> Iterator[tuple[int, Table]]:
         """The rows of all sets in blocks, each with the number of its first row."""

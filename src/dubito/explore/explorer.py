@@ -25,7 +25,7 @@ from dubito.explore.inspector import Inspector
 from dubito.explore.layout import Layouts
 from dubito.explore.notes import Notes
 from dubito.explore.server import LOCAL, make_app
-from dubito.guard import Guard
+from dubito.guard import Guard, Watch
 from dubito.metrics import Array
 from dubito.result import Result
 from dubito.storage import locked, parse_json, reading, write_json
@@ -78,6 +78,7 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
     images: Any = None,
     *,
     guard: Guard | None = None,
+    watch: Watch | None = None,
     ood: Mapping[str, Table] | None = None,
     other: Table | None = None,
     learn_from: Table | None = None,
@@ -94,6 +95,7 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
         table: The images to look at, from `dubito.extract` or `dubito.open`.
         images: Anything that `dubito.open_images` takes: the images themselves, for pictures.
         guard: A guard of the same model, for verdicts with a guarantee.
+        watch: A watch of the guard, for the history of what it was used on; its guard is used where none is passed.
         ood: By name, tables of out-of-distribution images.
         other: The same images as another model sees them, to compare with.
         learn_from: In-distribution images for scores that learn.
@@ -109,6 +111,9 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
     """
     check_number(port, "[0, 65535]", by="explore", what="port", whole=True, hint="0 chooses a free one.")
     place = _beside(table) if folder is None else Path(folder)
+    if watch is not None:
+        guard = watch.guard if guard is None else guard
+        watch.check_guard(guard, by="explore")
     collection = Collection(
         table, ood=ood, other=other, images=images, guard=guard, learn_from=learn_from, scores=scores
     )
@@ -125,7 +130,7 @@ def explore(  # noqa: PLR0913 (one call that users type; everything after `image
         stack.callback(listening.close)
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(inspector, token, hosts=(*LOCAL, host)),
+                make_app(inspector, token, hosts=(*LOCAL, host), watch=watch),
                 log_level="warning",
                 lifespan="off",
                 timeout_graceful_shutdown=int(_SECONDS),

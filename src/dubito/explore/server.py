@@ -29,6 +29,8 @@ from dubito.errors import (
 )
 from dubito.explore.inspector import Inspector
 from dubito.explore.thresholds import CONFIDENCE, risk_target, threshold_curve
+from dubito.guard import Watch
+from dubito.guard.watch_picture import watch_figures, watch_key
 from dubito.storage import encode, parse_json
 from dubito.types import Json
 
@@ -66,9 +68,11 @@ _REFUSED = (
 )
 
 
-def make_app(inspector: Inspector, token: str, *, hosts: tuple[str, ...] = LOCAL) -> Starlette:
+def make_app(
+    inspector: Inspector, token: str, *, hosts: tuple[str, ...] = LOCAL, watch: Watch | None = None
+) -> Starlette:
     """The application, for a server or a test."""
-    api = _Api(inspector)
+    api = _Api(inspector, watch)
     routes = [
         Route("/about", _json(api.about)),
         Route("/column/{name}", _bytes(api.column)),
@@ -84,6 +88,7 @@ def make_app(inspector: Inspector, token: str, *, hosts: tuple[str, ...] = LOCAL
         Route("/new", _json(api.new), methods=["POST"]),
         Route("/threshold/{name}", _json(api.threshold)),
         Route("/risk", _json(api.risk)),
+        Route("/watch", _json(api.watched)),
         Route("/notes", _json(api.all_notes)),
         Route("/notes", _json(api.mark), methods=["POST"]),
         Route("/notes/{row:int}", _json(api.note), methods=["PUT"]),
@@ -101,8 +106,8 @@ def make_app(inspector: Inspector, token: str, *, hosts: tuple[str, ...] = LOCAL
 class _Api:
     """What the page asks for; every method returns plain values, arrays or a response."""
 
-    def __init__(self, inspector: Inspector) -> None:
-        self.inspector, self.collection = inspector, inspector.collection
+    def __init__(self, inspector: Inspector, watch: Watch | None = None) -> None:
+        self.inspector, self.collection, self.watch = inspector, inspector.collection, watch
         self.layouts, self.notes = inspector.layouts, inspector.notes
         self._jpeg = lru_cache(_KEPT)(self._encoded)
 
@@ -129,6 +134,7 @@ class _Api:
             "score": collection.first_score,
             "labels": int("correct" in collection.columns and len(table)),
             "guard": described,
+            "watch": self.watch is not None,
             "pictures": {"there": collection.pictures.images is not None, "words": collection.pictures.words()},
             "model_loaded": self.inspector.has_model,
             "layouts": self.layouts.describe(),
@@ -214,18 +220,29 @@ class _Api:
             correct = self.collection.values("correct")[: self.collection.rows]
         return u, correct == 0, correct >= 0
 
+    def watched(self, _: Request, __: bytes) -> Json:
+        """What the watch has seen by now, drawn and in words, and the images that show a change."""
+        if self.watch is None:
+            raise UnknownNameError("explore: there is no watch. Open the explorer with one.")
+        report = self.watch.report()
+        examples = dict.fromkeys(name for names in report.examples.values() for name in names).keys()
+        row_of = {name: row for row, name in reversed(self.collection.named(examples).items())}  # the table's own first
+        return {
+            "title": report.title(),
+            "alarm": report.alarm,
+            "figures": [
+                {"svg": _text(svg), "title": title, "small": small} for svg, title, small in watch_figures(report)
+            ],
+            "key": [{"name": name, "kind": kind, "dashes": dashes} for name, kind, dashes in watch_key(report)],
+            "sentences": _names([*report.alarms_in_words(), *report.findings()]),
+            "facts": report.facts(),
+            "examples": [{"id": _text(name), "row": row_of.get(name)} for name in examples],
+        }
+
     def all_notes(self, _: Request, __: bytes) -> Json:
         """What people noted, by row."""
         noted = dict(self.notes.items())
-        if not noted:
-            return {"notes": {}}
-        rows = {}
-        for name, table in self.collection.sets.items():
-            start = int(self.collection.starts[list(self.collection.sets).index(name)])
-            for row, image in enumerate(table.row_ids()):
-                if image in noted:
-                    rows[start + row] = noted[image]
-        return {"notes": rows}
+        return {"notes": {row: noted[name] for row, name in self.collection.named(noted.keys()).items()}}
 
     def note(self, request: Request, body: bytes) -> Json:
         """Change the note of one image."""
@@ -366,4 +383,9 @@ def _number(text: str) -> float:
 
 
 def _names(names: Any) -> list[str] | None:
-    return None if names is None else [str(name).encode(errors="replace").decode() for name in names]
+    return None if names is None else [_text(name) for name in names]
+
+
+def _text(name: Any) -> str:
+    """As UTF-8: names of files may hold other bytes."""
+    return str(name).encode(errors="replace").decode()

@@ -19,6 +19,7 @@ import { Selection } from "./selection.js";
 import { Threshold } from "./threshold.js";
 import { Toolbar } from "./toolbar.js";
 import { startUpload } from "./upload.js";
+import { startWatch } from "./watch.js";
 
 const RETRY = 3000;
 
@@ -68,6 +69,7 @@ class Explorer {
     this.comparison.start();
     startUpload(this);
     startExports(this);
+    this.showWatch = startWatch(this);
     this.#startKeys();
     connection.addEventListener("restored", () => this.#refresh());
     document.body.dataset.ready = "true";
@@ -181,6 +183,7 @@ class Explorer {
     this.selection.update();
     this.panel.load();
     this.threshold.open();
+    this.showWatch();
   }
 }
 
