@@ -50,10 +50,11 @@ function sample({ name, kind, dashes }) {
 /** Images of the table open when they are clicked; of others, the name is all there is. */
 function pictures(examples, app) {
   const [here, elsewhere] = [true, false].map((there) => examples.filter(({ row }) => (row !== null) === there));
+  const item = (one) => make("li", {}, picture(one, app));
   const names = elsewhere.map(({ id }) => `'${id}'`).join(", ");
   return [
     make("h3", { textContent: "Images that show it" }),
-    make("ul", { className: "neighbours" }, ...here.map((one) => make("li", {}, picture(one, app)))),
+    ...(here.length === 0 ? [] : [make("ul", { className: "neighbours" }, ...here.map(item))]),
     ...(names ? [make("p", { className: "fine", textContent: `Not in this table: ${names}.` })] : []),
   ];
 }
