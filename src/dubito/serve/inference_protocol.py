@@ -55,9 +55,10 @@ class InferRequest:
     @classmethod
     def parse(cls, body: bytes, header_length: str | None) -> "InferRequest":
         """Read a request; ImagesError says what is wrong with it."""
-        size = len(body) if header_length is None else int(header_length) if header_length.isdecimal() else -1
+        text = str(len(body)) if header_length is None else header_length
+        size = int(text) if text.isdecimal() and len(text) < 16 else -1
         if not 0 <= size <= len(body):
-            raise ImagesError(f"{LENGTH_HEADER} must be at most the length of the body; got '{header_length}'.")
+            raise ImagesError(f"{LENGTH_HEADER} must be at most the length of the body; got '{text[:40]}'.")
         try:
             request = parse_json(body[:size])
         except ValueError as error:

@@ -13,6 +13,7 @@ line of JSON on standard error.
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 import traceback
@@ -54,6 +55,8 @@ _NOTES = "dubito.notes"
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 _PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Referrer-Policy": "no-referrer"}
 Answer = TypeVar("Answer")
+# Without a handler, what it says about broken bodies would be lines beside those of requests.
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 
 
 def make_app(engine: Engine, *, name: str, max_bytes: int, deadline: float, key: str | None = None) -> Starlette:
@@ -128,7 +131,7 @@ class _Endpoints:
     async def search(self, request: Request) -> Response:
         """Items like the images of a request."""
         text = request.query_params.get("k", "5")
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _NEIGHBOURS):
+        if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= _NEIGHBOURS):
             raise HTTPException(422, f"k must be a whole number from 1 to {_NEIGHBOURS}; got '{text[:_NAME]}'.")
         return await self._answered(request, Search(int(text)), "queries", dict, {})
 

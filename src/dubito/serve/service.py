@@ -1,7 +1,7 @@
 """`serve`: the HTTP service of a guard, in a thread of this process.
 
 It listens in one process, so that all requests share one queue and one model. TLS, more than one machine, and limits on
-connections are the work of a proxy in front of it.
+connections per client are the work of a proxy in front of it.
 """
 
 import re
@@ -25,6 +25,8 @@ from dubito.validate import check_number
 
 try:
     import uvicorn
+
+    from dubito.serve.connection import Connection
 except ImportError as error:
     raise MissingPackageError("serve needs its server: pip install 'dubito[serve]'") from error
 
@@ -183,7 +185,9 @@ def _running(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            log_level="warning",
+            http=Connection,
+            ws="none",
+            log_level="error",
             access_log=False,
             lifespan="on",
             server_header=False,
