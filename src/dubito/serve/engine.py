@@ -23,6 +23,7 @@ from dubito.cache.runner import kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
 from dubito.guard import Decisions, Guard, Verdict, Watch
+from dubito.models.from_onnx import OnnxNetwork
 from dubito.result import plain
 from dubito.search import SafeIndex
 from dubito.serve.batching import Batcher, ModelThread
@@ -43,7 +44,7 @@ class Upload(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Find the k most similar items."""
+    """Find the k most similar items, or all if there are fewer."""
 
     k: int
 
@@ -96,7 +97,8 @@ class Engine:
         self.metrics = ServiceMetrics()
         self._memory = ExitStack()
         self.decoders = Decoders(guard.model.transform, workers, seconds=seconds)
-        self.model_thread = ModelThread()
+        # Beside a network of another runtime, threads of torch would only be in its way.
+        self.model_thread = ModelThread(1 if isinstance(guard.model.module, OnnxNetwork) else None)
         self._watcher = ThreadPoolExecutor(1, "watch")
         self._noting: Future[None] | None = None
         self.batcher = Batcher(self._run, self.model_thread, seen=self.metrics.batch.observe, **batching)
@@ -156,14 +158,13 @@ class Engine:
             await asyncio.shield(asyncio.wrap_future(noted))  # one client that goes does not undo it for the others
         return answer
 
-    def _run(
-        self, kind: Hashable, ids: list[str], inputs: list[Tensor]
-    ) -> Sequence[tuple[Any, "Future[None] | None"]]:
+    def _run(self, kind: Hashable, ids: list[str], inputs: list[Tensor]) -> Sequence[tuple[Any, "Future[None] | None"]]:
         """Answers for a batch, in the thread of the model, and when the watch has taken note of them."""
         table = self.guard.predict(PreparedImages(ids, inputs))
         if isinstance(kind, Search):
             assert self.index is not None  # noqa: S101 (its endpoint exists only with an index)
-            return [(one, None) for one in plain(self.index.search(table, k=kind.k).to_dict()["queries"])]
+            k = min(kind.k, self.index.kept)
+            return [(one, None) for one in plain(self.index.search(table, k=k).to_dict()["queries"])]
         decisions = self.guard.decide(table)
         verdicts = list(decisions)
         for row, verdict in enumerate(verdicts):

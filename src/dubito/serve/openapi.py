@@ -6,7 +6,7 @@ from html import escape
 from importlib.metadata import version
 from typing import Any
 
-from dubito.serve.inference_protocol import OUTPUTS
+from dubito.serve.inference_protocol import LENGTH_HEADER, OUTPUTS
 from dubito.types import Json
 
 _NUMBER, _TEXT, _SHARE = {"type": "number"}, {"type": "string"}, {"type": ["number", "null"]}
@@ -109,7 +109,12 @@ def _paths(model: str) -> dict[str, Json]:
     verdicts = {"type": "array", "items": {"oneOf": [_named(_VERDICT), broken]}}
     queries = {"type": "array", "items": {"oneOf": [_named(_NEIGHBOURS, ("refused", "ids", "similarities")), broken]}}
     guarded = _object({"verdicts": verdicts, "guarantee": _object(_GUARANTEE), "fingerprint": _TEXT})
-    k = {"name": "k", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5}}
+    k = {
+        "name": "k",
+        "in": "query",
+        "description": "How many items, if the index has as many.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
+    }
     return {
         "/guard": {
             "post": _posted("Verdicts of one image (the body) or several (multipart), each with its reason.", guarded)
@@ -134,20 +139,40 @@ def _paths(model: str) -> dict[str, Json]:
 
 
 def _infer() -> Json:
-    datum = {"name": _TEXT, "datatype": {"type": "string", "const": "BYTES"}}
-    shape = {"type": "array", "items": {"type": "integer"}}
-    sent = _object({**datum, "shape": shape, "data": {"type": "array", "items": _TEXT}})
+    name, flag = {"type": "string", "enum": list(OUTPUTS)}, {"type": "boolean"}
+    shape = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2}
+    data = {"type": "array", "items": {"type": "string", "format": "byte"}}
+    sent = {"name": _TEXT, "datatype": {"type": "string", "const": "BYTES"}, "shape": shape, "data": data}
+    wanted = _object({"name": name, "parameters": _object({"binary_data": flag}, ())}, ("name",))
+    request = {
+        "id": _TEXT,
+        "parameters": _object({"binary_data_output": flag}, ()),
+        "inputs": {
+            "type": "array",
+            "items": _object(sent, ("name", "datatype", "shape")),
+            "minItems": 1,
+            "maxItems": 1,
+        },
+        "outputs": {"type": "array", "items": wanted},
+    }
     output = {
-        "name": {"type": "string", "enum": list(OUTPUTS)},
+        "name": name,
         "datatype": {"type": "string", "enum": sorted({kind for kind, _ in OUTPUTS.values()})},
         "shape": shape,
         "data": {"type": "array"},
+        "parameters": _object({"binary_data_size": {"type": "integer"}}),
     }
     outputs = {"type": "array", "items": _object(output, ("name", "datatype", "shape"))}
     answer = _object({"model_name": _TEXT, "id": _TEXT, "outputs": outputs}, ("model_name", "outputs"))
-    body = _object({"id": _TEXT, "inputs": {"type": "array", "items": sent}}, ("inputs",))
-    summary = "Verdicts by the Open Inference Protocol: files of images as BYTES, in base64 or in binary."
-    return {**_posted(summary, answer), "requestBody": {"required": True, "content": _json(body)}}
+    posted = _posted(
+        "Verdicts by the Open Inference Protocol: files of images as BYTES, in base64 or in binary.", answer
+    )
+    binary = {"application/octet-stream": {"schema": _FILE}}
+    length = {"description": "Bytes of JSON, which binary data follow.", "schema": {"type": "integer", "minimum": 0}}
+    posted["responses"]["200"]["content"] |= binary
+    posted["responses"]["200"]["headers"] = {LENGTH_HEADER: length}
+    body = {"required": True, "content": _json(_object(request, ("inputs",))) | binary}
+    return {**posted, "requestBody": body, "parameters": [{"name": LENGTH_HEADER, "in": "header", **length}]}
 
 
 def _posted(summary: str, answer: Json) -> Json:
@@ -169,7 +194,11 @@ def _named(properties: Mapping[str, Any], required: tuple[str, ...] | None = Non
 
 
 def _object(properties: Mapping[str, Any], required: tuple[str, ...] | None = None) -> Json:
-    return {"type": "object", "properties": dict(properties), "required": list(required or properties)}
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties if required is None else required),
+    }
 
 
 def _json(schema: Json) -> Json:
