@@ -16,7 +16,7 @@ from dubito.serve.engine import write_log
 
 
 @final
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """One connection, from its beginning to its end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

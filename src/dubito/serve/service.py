@@ -26,7 +26,7 @@ from dubito.validate import check_number
 try:
     import uvicorn
 
-    from dubito.serve.connection import Connection
+    from dubito.serve.connection import ClientConnection
 except ImportError as error:
     raise MissingPackageError("serve needs its server: pip install 'dubito[serve]'") from error
 
@@ -185,7 +185,7 @@ def _running(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=ClientConnection,
             ws="none",
             log_level="error",
             access_log=False,
