@@ -25,7 +25,6 @@ def report(**changes) -> WatchReport:
         outcomes=40,
         observed=0.2,
         interval=rate_interval(8, 40, 0.01),
-        heaviest=1.0,
         requested=0,
         volunteered=0,
         unknown=0,

@@ -11,8 +11,6 @@ odds. The bets b are kappa p^(kappa - 1) and the same of 1 - p for strong change
 densities that are learned from earlier p-values, and 1.
 
 **A rate.** x_n >= 0 has a mean of at most r, whatever came before: a bet is f_n = 1 + l (x_n - r), with 0 <= l < 1 / r.
-An outcome y in {0, 1} that was drawn with the probability q instead of 1 / m counts as x_n = y / (m q), whose mean is
-that of all m.
 
 **When does it begin?** Nobody knows, so capital is spread over all starts t, with weights pi_t = S(t) - S(t + 1),
 S(t) = log 20 / log(20 + t). After each image, a share J = 0.003 of the capital is spread over all bets anew, as in the
@@ -154,14 +152,10 @@ class ExchangeabilityTest:
 
 @final
 class RateTest:
-    """Whether a rate exceeds its bound, from outcomes that are 0 or 1, each with a weight.
+    """Whether a rate exceeds its bound, from outcomes that are 0 or 1.
 
     Args:
         bound: The bound r.
-
-    Attributes:
-        total: The sum of weighted outcomes.
-        heaviest: No weight was larger.
     """
 
     def __init__(self, bound: float) -> None:
@@ -169,13 +163,12 @@ class RateTest:
         rates = [rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound]
         self._bets = np.array([(rate - bound) / (bound * (1 - bound)) for rate in rates])
         self.capital = Capital(len(rates))
-        self.total, self.heaviest = 0.0, 1.0
+        self.total = 0
 
-    def update(self, y: bool, at: int | None = None, weight: float = 1.0) -> None:
+    def update(self, x: bool, at: int | None = None) -> None:
         """Take one outcome; `at` is what counts as its place, such as the number of images before it."""
-        self.total += weight * y
-        self.heaviest = max(self.heaviest, weight)
-        self.capital.settle(np.log1p(self._bets * (weight * y - self.bound)), at)
+        self.total += x
+        self.capital.settle(np.log1p(self._bets * (x - self.bound)), at)
 
     @property
     def observed(self) -> float | None:
@@ -194,15 +187,13 @@ class RateTest:
 
     def to_json(self) -> Json:
         """As plain values."""
-        sums = {"bound": self.bound, "total": self.total, "heaviest": self.heaviest}
-        return {**sums, "capital": self.capital.to_json()}
+        return {"bound": self.bound, "total": self.total, "capital": self.capital.to_json()}
 
     @classmethod
     def from_json(cls, saved: Json) -> "RateTest":
         """What `to_json` returned."""
         test = cls(float(saved["bound"]))
-        test.total, test.heaviest = float(saved["total"]), float(saved["heaviest"])
-        test.capital = Capital.from_json(saved["capital"])
+        test.total, test.capital = int(saved["total"]), Capital.from_json(saved["capital"])
         return test
 
 
@@ -217,26 +208,4 @@ def _survival(t: int) -> float:
 def tie_breakers(seed: int, n: int, count: int) -> list[float]:
     """Uniform numbers for the n-th image, whatever was drawn before: a test that is read from disk continues alike."""
     drawn: list[float] = np.random.Generator(np.random.Philox(key=seed, counter=n)).random(count).tolist()
-    return drawn
-
-
-def draw_weighted(expected: Float64[np.ndarray, "m"], count: int, rng: np.random.Generator) -> dict[int, float]:
-    """Places that are drawn one after the other, rather where an outcome of 1 is expected; and their weights.
-
-    With m' places left, q = (1 - l) / m' + l s / sum(s), s = sqrt(expected), and the weight is 1 / (m' q). For a few of
-    many, l is 1/2. After many draws, fewer places are left where 1 is expected, which would pull the mean down: so l
-    falls to 0 as more of all are drawn.
-
-    >>> draw_weighted(np.ones(3), 5, np.random.default_rng(0))
-    {1: 1.0, 0: 1.0, 2: 1.0}
-    """
-    left, drawn = np.arange(len(expected)), dict[int, float]()
-    count = min(count, len(expected))
-    chosen = 0.5 * (1 - count / max(1, len(expected)))
-    while len(drawn) < count:
-        s = np.sqrt(expected[left])
-        q = (1 - chosen) / len(left) + chosen * s / s.sum()
-        place = int(rng.choice(len(left), p=q))
-        drawn[int(left[place])] = float(1 / (len(left) * q[place]))
-        left = np.delete(left, place)
     return drawn

@@ -10,33 +10,25 @@ probability of alpha at most, half of it for the images and half for the guarant
 averaged.
 
 Only labels of images that were drawn at random show the error rate: those that `request_labels` names, or all of a
-batch. Labels that people send by themselves are kept, and tested only if the image is drawn later. Of m accepted
-images, `request_labels` draws one after the other, each with the probability
-
-    q_i = 1 / (2 m) + s_i / (2 sum_j s_j),     s_i = sqrt(P(wrong | uncertainty of i)), by the calibration images
-
-and its outcome has the weight 1 / (m q_i), at most 2: so the error rate is unbiased, and fewer labels settle it than if
-all were drawn alike, because errors are where the uncertainty is high. Of most or all of m, draws are alike.
+batch. Labels that people send by themselves are kept, and tested only if the image is drawn later.
 
 The state is one small file. An update reads it, adds to it and replaces it in one step under a lock: a process may be
 killed at any instant, and several may watch together.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from dubito.data.image_set import hash_bytes
 from dubito.data.labels import Labels, find_rows, labels_by_image
 from dubito.errors import ArtefactError, GuardError, ImagesError
-from dubito.guard.combination import rank
-from dubito.guard.martingale import draw_weighted, tie_breakers
+from dubito.guard.martingale import tie_breakers
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of
 from dubito.guard.watch_report import WatchReport, make_report
@@ -49,7 +41,7 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 ALPHA = 0.01
-_FORMAT = 3
+_FORMAT = 2
 _FILE = "watch.json"
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -150,8 +142,8 @@ class Watch:
     def request_labels(self, count: int) -> list[str]:
         """Names of images to label: drawn at random among the latest, of a risk among those that were accepted.
 
-        Of a risk, uncertain images are drawn more often, and weigh less. A drawn image whose label is known already is
-        tested at once, and not named. A name that comes again while its label is awaited still means the earlier image.
+        A drawn image whose label is known already is tested at once, and not named. A name that comes again while its
+        label is awaited still means the earlier image.
         """
         by = "watch.request_labels"
         check_number(count, "[1, inf)", by=by, what="count", whole=True, hint="100 are usual.")
@@ -163,31 +155,20 @@ class Watch:
                 if not one["requested"] and (one["accept"] or not accepted_only)
             ]
             state.draws += 1
-            expected = self._expected_error([state.pending[name]["rank"] for name in names])
-            drawn = draw_weighted(expected, count, np.random.default_rng([self.seed, state.draws]))
-            for place, weight in drawn.items():
-                entry = state.pending[names[place]]
-                entry |= {"requested": True, "weight": weight}
+            order = np.random.default_rng([self.seed, state.draws]).permutation(len(names))[:count]
+            chosen = [names[place] for place in sorted(order.tolist())]
+            for name in chosen:
+                entry = state.pending[name]
+                entry["requested"] = True
                 if entry["wrong"] is not None:
-                    self._outcome(state, names[place], entry)
-            return [names[place] for place in sorted(drawn) if names[place] in state.pending]
+                    self._outcome(state, name, entry)
+            return [name for name in chosen if name in state.pending]
 
     def report(self) -> "WatchReport":
         """What the watch has seen so far."""
         with self._lock:
             state = self._state if self.folder is None else self._read()
             return make_report(self.guard, state, self.alpha)
-
-    def _expected_error(self, ranks: Sequence[float]) -> Float64[np.ndarray, "m"]:
-        """The probability of an error at each rank of uncertainty; the same for all where errors are not bounded."""
-        calibration, quantiles = self.guard.calibration, self.guard.selection.uncertainty_quantiles
-        if self.guard.guarantee.kind != "risk" or calibration.wrong is None or not ranks:
-            return np.ones(len(ranks))
-        from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 (slow to import)
-
-        known = rank(torch.from_numpy(calibration.uncertainty), quantiles).numpy()
-        rising = IsotonicRegression(out_of_bounds="clip").fit(known, calibration.wrong)
-        return np.asarray(np.maximum(rising.predict(np.array(ranks)), 1 / len(known)), dtype=np.float64)
 
     @contextmanager
     def _changing(self) -> "Iterator[WatchMemory]":
@@ -226,7 +207,6 @@ class Watch:
         state.recent.append([name, accept, predicted, p])
         del state.recent[:-RECENT]
         entry: Json = {"accept": accept, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
-        entry |= {"rank": at["uncertainty"], "weight": 1.0}
         if self.guard.guarantee.kind == "coverage" or label is not None:
             self._outcome(state, name, entry | {"wrong": None if label is None else label != predicted})
         elif not state.pending.get(name, entry)["requested"]:
@@ -240,9 +220,9 @@ class Watch:
         kind = self.guard.guarantee.kind
         state.pending.pop(name, None)
         if kind == "risk" and entry["accept"]:
-            state.rate.update(bool(entry["wrong"]), entry["at"] - 1, entry["weight"])
+            state.rate.update(bool(entry["wrong"]), entry["at"] - 1)
         elif kind == "coverage" or (kind == "false_alarms" and not entry["wrong"]):
-            state.rate.update(not entry["accept"], entry["at"] - 1, entry["weight"])
+            state.rate.update(not entry["accept"], entry["at"] - 1)
         state.note(self.alpha, "guarantee", name, state.rate.capital.log_total, state.rate.capital.since)
 
     def _class_of(self, label: Any) -> int:

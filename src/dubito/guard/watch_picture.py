@@ -101,4 +101,4 @@ def _known(report: WatchReport) -> Iterator[tuple[float, float, tuple[float, flo
     step = math.ceil(len(counts) / _POINTS)
     for outcomes in counts[::-1][::step][::-1]:
         images, total = grown[outcomes]
-        yield images, total / outcomes, rate_interval(total, int(outcomes), report.alpha / 2, report.heaviest)
+        yield images, total / outcomes, rate_interval(int(total), int(outcomes), report.alpha / 2)

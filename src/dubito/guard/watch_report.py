@@ -3,9 +3,6 @@
 The interval of the rate holds at all times at once: with S errors among n,
 
     {q: Beta-binomial(S, n) / (q^S (1 - q)^(n - S)) < 1 / alpha}          (Robbins 1970), prior Beta(1, 9)
-
-With weights of at most h, S is the sum of x / h and the interval that of q / h: for x / h in [0, 1] with the mean q,
-E (p / q)^x ((1 - p) / (1 - q))^(1 - x) <= 1, because the power is convex in x and the line through its ends has mean 1.
 """
 
 import math
@@ -50,7 +47,6 @@ class WatchReport(Result):
         outcomes: How many outcomes of the guarantee are known.
         observed: Their rate; None without any.
         interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2.
-        heaviest: The largest weight of an outcome; 1 where images were drawn alike.
         requested: How many images are still to be labelled.
         volunteered: Labels of images that were not drawn at random: they are not tested.
         unknown: Labels whose images the watch does not remember.
@@ -70,7 +66,6 @@ class WatchReport(Result):
     outcomes: int
     observed: float | None
     interval: tuple[float, float]
-    heaviest: float
     requested: int
     volunteered: int
     unknown: int
@@ -172,8 +167,7 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         since={name: one.since for name, one in capitals.items()},
         outcomes=outcomes,
         observed=state.rate.observed,
-        interval=rate_interval(state.rate.total, outcomes, alpha / 2, state.rate.heaviest),
-        heaviest=state.rate.heaviest,
+        interval=rate_interval(state.rate.total, outcomes, alpha / 2),
         requested=sum(one["requested"] for one in state.pending.values()),
         volunteered=sum(one["wrong"] is not None for one in state.pending.values()),
         unknown=state.unknown,
@@ -249,22 +243,14 @@ def _advice(guard: "Guard", state: WatchMemory, alpha: float) -> str:
     return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."
 
 
-def rate_interval(total: int | float, n: int, alpha: float, heaviest: float = 1.0) -> tuple[float, float]:
-    """Where a rate lies, at all numbers of outcomes at once.
-
-    Args:
-        total: The sum of weighted outcomes.
-        n: Their number.
-        alpha: The probability that the rate is ever outside.
-        heaviest: No weight is larger.
-    """
+def rate_interval(successes: int, n: int, alpha: float) -> tuple[float, float]:
+    """Where a rate lies, at all numbers of outcomes at once."""
     from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
     from scipy.special import betaln  # noqa: PLC0415 (slow to import)
 
     if n == 0:
         return 0.0, 1.0
     a, b = _PRIOR
-    successes = min(total / heaviest, n)
     mixture = float(betaln(a + successes, b + n - successes) - betaln(a, b))
 
     def excess(q: float) -> float:
@@ -274,4 +260,4 @@ def rate_interval(total: int | float, n: int, alpha: float, heaviest: float = 1.
     mean = min(max(successes / n, tiny), 1 - tiny)
     low = brentq(excess, tiny, mean) if successes and excess(tiny) > 0 else 0.0
     high = brentq(excess, mean, 1 - tiny) if successes < n and excess(1 - tiny) > 0 else 1.0
-    return heaviest * float(low), min(1.0, heaviest * float(high))
+    return float(low), float(high)
