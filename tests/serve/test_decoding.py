@@ -13,7 +13,7 @@ from PIL import Image
 import dubito
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.models.transform import FunctionTransform, NoTransform
-from dubito.serve.decoding import Decoders
+from dubito.serve.decoding import DecoderError, Decoders
 
 from .conftest import encoded, pixels, run_async
 
@@ -63,6 +63,26 @@ def test_an_image_that_fails_costs_one_image(hostile, width, height, words):
     start = time.perf_counter()
     assert hostile.prepare_now(sized(5, 5), "good.png").shape == (3, 2, 2)
     assert time.perf_counter() - start < 3
+
+
+def test_a_process_that_ended_while_idle_costs_no_image(hostile):
+    hostile.prepare_now(sized(5, 5), "first.png")
+    (worker,) = hostile._all
+    worker._process.kill()
+    worker._process.join()
+    assert hostile.prepare_now(sized(5, 5), "next.png").shape == (3, 2, 2)
+
+
+def test_a_process_that_cannot_be_started_is_not_the_images_fault(hostile, monkeypatch):
+    def full(*_, **__):
+        raise OSError(11, "no more processes")
+
+    (worker,) = hostile._all
+    worker.end()
+    with monkeypatch.context() as patched, pytest.raises(DecoderError, match="could not be started.*no more processes"):
+        patched.setattr(worker._context.Process, "start", full)
+        hostile.prepare_now(sized(5, 5), "good.png")
+    assert hostile.prepare_now(sized(5, 5), "again.png").shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 3_000)])

@@ -9,8 +9,9 @@ import pytest
 import dubito
 from dubito.errors import ArtefactError, GuardError, ValueRangeError
 from dubito.serve import ServiceLimits, serve
+from dubito.serve.decoding import DecoderError
 
-from .conftest import encoded, files, network, pictures, pixels
+from .conftest import encoded, files, log_lines, network, pictures, pixels
 
 
 def test_one_image_as_the_body_has_the_guards_own_verdict(client, guard):
@@ -86,6 +87,21 @@ def test_errors_are_json(client):
     assert client.get("/nowhere").json() == {"error": "Not Found"}
     assert client.post("/search", content=b"x").status_code == 404  # without an index
     assert client.get("/watch").status_code == 404  # without a watch
+
+
+def test_a_failure_of_the_decoders_is_the_services_own(guard, monkeypatch, capfd):
+    def fail(_):
+        raise DecoderError("no more processes")
+
+    with serve(guard, port=0, limits=ServiceLimits(workers=1)) as service:
+        url = f"{service.address}/guard"
+        with monkeypatch.context() as patched:
+            patched.setattr("dubito.serve.decoding._Worker.start", fail)
+            answer = httpx.post(url, content=pictures(1)[0])
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert "cannot decode images at the moment" in answer.json()["error"]
+        assert httpx.post(url, content=pictures(1)[0]).status_code == 200
+    assert [one.get("error") for one in log_lines(capfd.readouterr().err)] == ["DecoderError: no more processes", None]
 
 
 def test_what_cannot_be_served(guard, tmp_path):

@@ -32,6 +32,11 @@ _START_SECONDS = 120.0
 
 
 @final
+class DecoderError(ImagesError):
+    """A process that decodes images could not be started: whatever image waits for it is not at fault."""
+
+
+@final
 class Decoders:
     """Worker processes that decode and prepare images.
 
@@ -41,7 +46,8 @@ class Decoders:
         seconds: How long one image may take.
 
     Raises:
-        ImagesError: The transform cannot be sent to processes, or does not take images.
+        ImagesError: The transform cannot be sent to processes.
+        DecoderError: It does not take images, or a process could not be started.
     """
 
     def __init__(self, transform: Transform, workers: int, *, seconds: float) -> None:
@@ -108,24 +114,28 @@ class _Worker:
             return self._connection
         own: Connection
         own, other = self._context.Pipe()
-        self._process = self._context.Process(target=_work, args=(other, self._transform), daemon=True)
-        self._process.start()
-        other.close()
         problem = 'could not be started. A script that starts a service must do so below `if __name__ == "__main__":`'
-        with contextlib.suppress(EOFError, OSError):
+        try:
+            with other:
+                process = self._context.Process(target=_work, args=(other, self._transform), daemon=True)
+                process.start()
+                self._process = process
             answer = own.recv() if own.poll(_START_SECONDS) else f"did not answer within {_START_SECONDS:.0f} s"
             problem = answer or ""
+        except EOFError:
+            pass  # it has ended before it could say why
+        except OSError as error:
+            problem = f"could not be started: {error}"
         if problem:
             own.close()
             self.end()
-            raise ImagesError(f"serve: a process that decodes images {problem}.")
+            raise DecoderError(f"serve: a process that decodes images {problem}.")
         self._connection = own
         return own
 
     def prepare(self, content: bytes, name: str, seconds: float) -> Tensor:
         try:
-            connection = self.start()
-            connection.send((content, name))
+            connection = self._send((content, name))
             if not connection.poll(seconds):
                 self.end()
                 raise BrokenImageError(
@@ -140,6 +150,17 @@ class _Worker:
         if isinstance(answer, DubitoError):
             raise answer
         return torch.from_numpy(answer)
+
+    def _send(self, image: tuple[bytes, str]) -> Connection:
+        with contextlib.suppress(OSError):
+            connection = self.start()
+            connection.send(image)
+            return connection
+        # The process had ended before it got the image, as when the system was short of memory: no fault of the image.
+        self.end()
+        connection = self.start()
+        connection.send(image)
+        return connection
 
     def end(self) -> None:
         if self._connection is not None:

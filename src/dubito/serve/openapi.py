@@ -52,6 +52,7 @@ _REFUSALS = {
     "422": "No image could be decoded, or the request is not as described here.",
     "429": "The queue is full: send it again after Retry-After seconds.",
     "500": "The service has failed.",
+    "503": "The service cannot decode images at the moment: send them again after Retry-After seconds.",
     "504": "There was no answer in time.",
 }
 

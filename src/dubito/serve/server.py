@@ -24,6 +24,7 @@ from typing import Any, TypeVar, final
 
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, MissingPackageError
 from dubito.serve.batching import QueueFullError
+from dubito.serve.decoding import DecoderError
 from dubito.serve.engine import GUARD, Engine, Search, Upload, verdict_json, write_log
 from dubito.serve.inference_protocol import LENGTH_HEADER, InferRequest, describe
 from dubito.serve.openapi import docs_page, openapi
@@ -351,9 +352,12 @@ def _on_error(request: Request, error: Exception) -> Response:
         return _error(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, QueueFullError):
         return _error(429, str(error), {"Retry-After": "1"})
-    if isinstance(error, BrokenImageError | ImagesError):
+    if isinstance(error, BrokenImageError | ImagesError) and not isinstance(error, DecoderError):
         return _error(422, str(error))
     _notes(request)["error"] = f"{type(error).__name__}: {error}"
+    if isinstance(error, DecoderError):
+        words = "the service cannot decode images at the moment; its log says why. Send them again later."
+        return _error(503, words, {"Retry-After": "1"})
     return _error(500, str(error) if isinstance(error, DubitoError) else "the service has failed; its log says why.")
 
 
