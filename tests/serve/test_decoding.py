@@ -79,9 +79,10 @@ def test_a_process_that_cannot_be_started_is_not_the_images_fault(hostile, monke
 
     (worker,) = hostile._all
     worker.end()
-    with monkeypatch.context() as patched, pytest.raises(DecoderError, match="could not be started.*no more processes"):
+    with monkeypatch.context() as patched:
         patched.setattr(worker._context.Process, "start", full)
-        hostile.prepare_now(sized(5, 5), "good.png")
+        with pytest.raises(DecoderError, match="no more processes"):
+            hostile.prepare_now(sized(5, 5), "good.png")
     assert hostile.prepare_now(sized(5, 5), "again.png").shape == (3, 2, 2)
 
 

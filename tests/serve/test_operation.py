@@ -7,12 +7,15 @@ import time
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 import dubito
 from dubito.errors import ArtefactError, TableError
 from dubito.serve import ServiceLimits, serve
+from dubito.serve.engine import Engine
+from dubito.serve.server import make_app
 
-from .conftest import files, log_lines, network, pictures, pixels
+from .conftest import SlowModel, files, log_lines, network, pictures, pixels
 
 SMALL = ServiceLimits(workers=1)
 
@@ -77,6 +80,36 @@ def test_without_the_key_nothing_but_health(guard):
         document = ask.get("/openapi.json", headers=right).json()
         assert document["paths"]["/guard"]["post"]["security"] == [{"key": []}]
         assert "security" not in document["paths"]["/v2/health/live"]["get"]
+
+
+def health(ask) -> list[int]:
+    return [ask.get(path).status_code for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/guard/ready")]
+
+
+def test_a_service_is_not_ready_while_a_batch_takes_longer_than_the_deadline(guard, monkeypatch):
+    slow = SlowModel(guard, monkeypatch)
+    limits = ServiceLimits(workers=1, deadline_s=0.5)
+    with serve(guard, port=0, limits=limits) as service, httpx.Client(base_url=service.address) as ask:
+        assert health(ask) == [200, 200, 200]
+        assert ask.post("/guard", content=pictures(1)[0]).status_code == 504
+        time.sleep(0.1)  # decoding came first
+        assert health(ask) == [200, 503, 503]
+        assert "takes longer than 0.5 s" in ask.get("/v2/health/ready").json()["error"]
+        slow.release.set()
+        assert ask.post("/guard", content=pictures(1)[0]).status_code == 200
+        assert health(ask) == [200, 200, 200]
+
+
+def test_a_service_that_stops_is_not_ready_and_one_without_its_loop_is_dead(guard):
+    engine = Engine(guard, workers=1, seconds=1.0, capacity=1, max_batch=1, max_wait=0.0)
+    with TestClient(make_app(engine, name="guard", max_bytes=1000, deadline=1.0)) as ask:
+        assert health(ask) == [200, 200, 200]
+        engine.stopping = True
+        assert health(ask) == [200, 503, 503]
+        engine.stopping = False
+        engine._loop.get_loop().call_soon_threadsafe(engine._loop.cancel)
+        ask.get("/v2")
+        assert health(ask) == [503, 503, 503]
 
 
 def test_the_watch_takes_note_of_every_image(guard, tmp_path):

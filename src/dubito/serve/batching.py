@@ -12,6 +12,7 @@ as soon as it knows of more threads than cores.
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -122,6 +123,12 @@ class Batcher:
         self.admitted = 0
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
+        self._began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the current batch has been in the model; 0 without one."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     @contextlib.contextmanager
     def admit(self, images: int) -> Iterator[None]:
@@ -175,6 +182,7 @@ class Batcher:
 
     async def _answered(self, group: list[_Waiting]) -> None:
         """Answers, or errors, for a group; where a batch fails, each of its images is tried alone."""
+        self._began = time.monotonic()
         try:
             answers = await asyncio.get_running_loop().run_in_executor(
                 self._model, self._run, group[0].kind, [one.id for one in group], [one.image for one in group]
@@ -187,6 +195,8 @@ class Batcher:
             for one in group:
                 await self._answered([one])
             return
+        finally:
+            self._began = None
         for one, answer in zip(group, answers, strict=True):
             if not one.answer.done():
                 one.answer.set_result(answer)

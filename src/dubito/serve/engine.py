@@ -103,6 +103,7 @@ class Engine:
         self._noting: Future[None] | None = None
         self.batcher = Batcher(self._run, self.model_thread, seen=self.metrics.batch.observe, **batching)
         self.metrics.under_way.set_function(lambda: self.batcher.admitted)
+        self.stopping = False
         self._loop: asyncio.Task[None] | None = None
         self._memory.enter_context(kept_memory())  # after the processes have begun, which need the usual limits
         try:
@@ -131,6 +132,15 @@ class Engine:
         self.model_thread.shutdown()
         self._watcher.shutdown()
         self._memory.close()
+
+    @property
+    def live(self) -> bool:
+        """Whether batches are run; if not, only a new process helps."""
+        return self._loop is not None and not self._loop.done()
+
+    def ready(self, deadline: float) -> bool:
+        """Whether a request would be answered now: no batch has been in the model for longer than the deadline."""
+        return self.live and not self.stopping and self.batcher.seconds <= deadline
 
     async def answers(self, kind: Hashable, uploads: Sequence[Upload], request: str) -> list[Any]:
         """For each image its answer, or why it is broken; ids are those of the request and a number.

@@ -56,6 +56,8 @@ _REFUSALS = {
     "504": "There was no answer in time.",
 }
 
+_UNREADY = "It is stopping, no longer runs batches, or a batch takes longer than the deadline of a request."
+
 
 def openapi(name: str, paths: Iterable[str], *, keyed: bool) -> Json:
     """The document of a service with some paths.
@@ -128,10 +130,10 @@ def _paths(model: str) -> dict[str, Json]:
         },
         "/watch": {"get": _got("Are images still like those of the calibration, and is the guarantee kept?")},
         "/v2": {"get": _got("Metadata of the server (Open Inference Protocol).")},
-        "/v2/health/live": {"get": _got("Whether the service lives; needs no key.")},
-        "/v2/health/ready": {"get": _got("Whether it answers requests; needs no key.")},
+        "/v2/health/live": {"get": _health("Whether the service runs batches; needs no key.", "It must be restarted.")},
+        "/v2/health/ready": {"get": _health("Whether it answers requests; needs no key.", _UNREADY)},
         model: {"get": _got("Metadata of the model: its inputs, outputs and classes.")},
-        f"{model}/ready": {"get": _got("Whether the model answers requests.")},
+        f"{model}/ready": {"get": _health("Whether the model answers requests.", _UNREADY)},
         f"{model}/infer": {"post": _infer()},
         "/metrics": {"get": _got("Counters, in the text format of Prometheus.", "text/plain", _TEXT)},
         "/openapi.json": {"get": _got("This document.")},
@@ -187,6 +189,12 @@ def _got(summary: str, kind: str = "application/json", schema: Mapping[str, Any]
         "summary": summary,
         "responses": {"200": {"description": "As above.", "content": {kind: {"schema": schema}}}},
     }
+
+
+def _health(summary: str, problem: str) -> Json:
+    answered = _got(summary)
+    answered["responses"]["503"] = _error(problem)
+    return answered
 
 
 def _named(properties: Mapping[str, Any], required: tuple[str, ...] | None = None) -> Json:

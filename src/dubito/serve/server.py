@@ -75,10 +75,10 @@ def make_app(engine: Engine, *, name: str, max_bytes: int, deadline: float, key:
     routes = [
         Route("/guard", api.guard, methods=["POST"]),
         Route("/v2", api.server),
-        Route("/v2/health/live", _empty),
-        Route("/v2/health/ready", _empty),
+        Route("/v2/health/live", api.live),
+        Route("/v2/health/ready", api.ready),
         Route(model, api.model),
-        Route(f"{model}/ready", _empty),
+        Route(f"{model}/ready", api.ready),
         Route(f"{model}/infer", api.infer, methods=["POST"]),
         Route("/metrics", api.metrics),
         Route("/openapi.json", api.openapi),
@@ -159,6 +159,15 @@ class _Endpoints:
     async def model(self, _: Request) -> Response:
         """Metadata of the model."""
         return JSONResponse(describe(self.name, self.engine.guard.classes), headers=_HEADERS)
+
+    async def live(self, _: Request) -> Response:
+        """Whether the service can still answer anything, or must be restarted."""
+        return _empty() if self.engine.live else _error(503, "batches are no longer run. Restart the service.")
+
+    async def ready(self, _: Request) -> Response:
+        """Whether it would answer a request now."""
+        words = f"the service is stopping, runs no batches, or one takes longer than {self.deadline:g} s. Try later."
+        return _empty() if self.engine.ready(self.deadline) else _error(503, words)
 
     async def metrics(self, _: Request) -> Response:
         """Counters for Prometheus."""
@@ -342,7 +351,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _empty(_: Request) -> Response:
+def _empty() -> Response:
     return JSONResponse({}, headers=_HEADERS)
 
 

@@ -167,6 +167,7 @@ def serve(
         opened = stack.pop_all()
 
     def close() -> None:
+        engine.stopping = True
         stop()
         opened.close()
 
