@@ -191,6 +191,22 @@ def test_no_answer_in_time_is_504_and_the_next_request_is_answered(guard, monkey
         assert "dubito_queue_images 0.0" in httpx.get(f"{service.address}/metrics").text
 
 
+def test_the_deadline_includes_the_time_that_the_body_takes(guard, monkeypatch):
+    slow = SlowModel(guard, monkeypatch)
+    content = pictures(1)[0]
+    with start(guard, deadline_s=2.0) as service:
+        host, port = service.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            began = time.perf_counter()
+            head = f"POST /guard HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+            client.sendall(head.encode() + content[:-1])
+            time.sleep(1.5)
+            client.sendall(content[-1:])
+            assert client.recv(100).startswith(b"HTTP/1.1 504")
+            assert 1.9 < time.perf_counter() - began < 3  # 3.5 if both the body and the answer had two seconds
+        slow.release.set()
+
+
 def test_images_of_a_client_that_has_gone_are_not_run(guard, monkeypatch, capfd):
     slow = SlowModel(guard, monkeypatch)
     with start(guard) as service, ThreadPoolExecutor(1) as clients:

@@ -5,8 +5,8 @@
     GET  /metrics   /watch           for Prometheus; the report of the watch
     GET  /openapi.json   /docs       this list, for programs and for people
 
-Every request is bounded: in bytes (413), in seconds until its body is there (408) and until it is answered (504), in
-images (429 where the queue is full, or the bodies of all requests together take too much memory). A request leaves one
+Every request is bounded: in bytes (413), in seconds until its body is there (408) and it is answered (504), in images
+(429 where the queue is full, or the bodies of all requests together take too much memory). A request leaves one
 line of JSON on standard error.
 """
 
@@ -67,7 +67,7 @@ def make_app(engine: Engine, *, name: str, max_bytes: int, deadline: float, key:
         engine: What it runs.
         name: The model's name in the Open Inference Protocol.
         max_bytes: The largest body of a request.
-        deadline: Seconds until a body must be there, and from then on until it must be answered.
+        deadline: Seconds from the head of a request to its answer.
         key: Whoever does not send this key is refused; None lets everybody in.
     """
     api = _Endpoints(engine, name, max_bytes, deadline)
@@ -221,7 +221,8 @@ class _Endpoints:
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({task, gone}, timeout=self.deadline, return_when=asyncio.FIRST_COMPLETED)
+            left = max(request.state.end - time.monotonic(), 0)
+            await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if gone.done():
@@ -239,6 +240,7 @@ class _Endpoints:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 15 or int(declared) > self.max_bytes):
             raise self._too_large()
+        request.state.end = time.monotonic() + self.deadline
         body = bytearray()
         try:
             try:

@@ -45,7 +45,8 @@ class ServiceLimits:
         max_batch: Images through the model together.
         max_wait_ms: Milliseconds that an image waits for others, while others are being decoded.
         queue: Images under way; whoever sends more gets 429.
-        deadline_s: Seconds until a request must be answered; then it gets 504. Decoding may take half of them.
+        deadline_s: Seconds from the head of a request to its answer; then it gets 504, or 408 if its body is not there
+            yet. Decoding an image may take half of them.
         max_mb: Megabytes (10^6 bytes) of a request; whoever sends more gets 413.
         workers: Processes that decode.
     """
