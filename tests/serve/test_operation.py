@@ -131,6 +131,38 @@ def test_the_watch_takes_note_of_every_image(guard, tmp_path):
         serve(guard.with_risk(0.2), port=0, limits=SMALL, watch=place)
 
 
+def test_labels_reach_the_watch(guard, tmp_path):
+    place = tmp_path / "watch"
+    with serve(guard, port=0, limits=SMALL, watch=place) as service, httpx.Client(base_url=service.address) as ask:
+        first, second, third = ask.post("/guard", files=files(pictures(3))).json()["verdicts"]
+        answer = ask.post("/labels", json={first["id"]: "ant", second["id"]: 2, "nobody": 0})
+        assert (answer.status_code, answer.json()["volunteered"], answer.json()["unknown"]) == (200, 2, 1)
+        assert ask.get("/watch").json() == answer.json()
+        for wrong in ("dog", 3, -1, None, [1], {"a": 1}, "x" * 100_000):
+            refused = ask.post("/labels", json={third["id"]: wrong})
+            assert refused.status_code == 422
+            assert "a label must be a class of the model" in refused.json()["error"]
+            assert len(refused.content) < 1000
+        for body in (b"", b"{", b"[]", b"1", b'"x"', b"\xff", b"[" * 100_000):
+            assert ask.post("/labels", content=body).status_code == 422
+        assert ask.post("/labels", json={}).status_code == 200
+        assert ask.post("/labels", content=bytes(20_000_001)).status_code == 413
+        assert ask.get("/watch").json() == answer.json()  # what was refused has changed nothing
+    assert guard.watch(place).report().volunteered == 2
+
+
+def test_an_alarm_by_labels_is_a_metric_at_once(guard, tmp_path):
+    with serve(guard, port=0, limits=SMALL, watch=tmp_path / "watch") as service:
+        answer = httpx.post(f"{service.address}/guard", files=files(pictures(128)), timeout=30).json()
+        predicted = {one["id"]: one["predicted"] for one in answer["verdicts"]}
+        drawn = guard.watch(tmp_path / "watch").request_labels(40)
+        wrong = {name: (predicted[name] + 1) % 3 for name in drawn}
+        assert samples(service.address)["dubito_watch_alarms", ("guarantee",)] == 0
+        report = httpx.post(f"{service.address}/labels", json=wrong).json()
+        assert [alarm["kind"] for alarm in report["alarms"]][-1] == "guarantee"
+        assert samples(service.address)["dubito_watch_alarms", ("guarantee",)] == 1
+
+
 def test_an_alarm_of_the_watch_is_a_metric(guard, tmp_path):
     with serve(guard, port=0, limits=SMALL, watch=tmp_path / "watch") as service:
         same = pictures(1)[0]

@@ -138,6 +138,8 @@ def test_answers_of_honest_clients(running, schema):
         ("/v2/models/guard/infer", {"content": packed, "headers": {"Inference-Header-Content-Length": str(len(head))}}),
     ]
     if headers:
+        verdict = httpx.post(f"{address}/guard", content=PICTURE, headers=headers, timeout=30).json()["verdicts"][0]
+        sent += [("/labels", {"json": {verdict["id"]: label}}) for label in ("ant", 0)]
         sent += [("/search", {"content": PICTURE}), ("/search?k=100", {"files": files([PICTURE, b"text"])})]
     for path, options in sent:
         own = headers | options.pop("headers", {})

@@ -86,7 +86,7 @@ def test_bodies_that_hold_no_image(client):
 def test_errors_are_json(client):
     assert client.get("/nowhere").json() == {"error": "Not Found"}
     assert client.post("/search", content=b"x").status_code == 404  # without an index
-    assert client.get("/watch").status_code == 404  # without a watch
+    assert client.get("/watch").status_code == client.post("/labels", json={}).status_code == 404  # without a watch
 
 
 def test_a_failure_of_the_decoders_is_the_services_own(guard, monkeypatch, capfd):

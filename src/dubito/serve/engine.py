@@ -22,7 +22,7 @@ from torch import Tensor
 from dubito.cache.runner import kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
-from dubito.guard import Decisions, Guard, Verdict, Watch
+from dubito.guard import Decisions, Guard, Verdict, Watch, WatchReport
 from dubito.models.from_onnx import OnnxNetwork
 from dubito.result import plain
 from dubito.search import SafeIndex
@@ -157,6 +157,14 @@ class Engine:
                 raise answer
         return answers
 
+    async def label(self, labels: Json) -> WatchReport:
+        """The report of the watch after it has taken note of true classes, by the ids of images.
+
+        Raises:
+            GuardError: A label is no class of the model.
+        """
+        return await asyncio.wrap_future(self._watcher.submit(self._label, labels))
+
     async def _answer(self, kind: Hashable, name: str, upload: Upload) -> Any:
         try:
             image = await self.decoders.prepare(upload.content, upload.name)
@@ -194,7 +202,13 @@ class Engine:
             self.metrics.watch_errors.inc()
             write_log({"event": "watch failed", "error": f"{type(error).__name__}: {error}"})
 
-    def _show(self, report: Any) -> None:
+    def _label(self, labels: Json) -> WatchReport:
+        assert self.watch is not None  # noqa: S101 (its endpoint exists only with a watch)
+        report = self.watch.label(labels)
+        self._show(report)
+        return report
+
+    def _show(self, report: WatchReport) -> None:
         self.metrics.watched.set(report.images)
         for alarm in report.alarms:
             self.metrics.alarms.labels(alarm["kind"]).set(1)

@@ -129,6 +129,7 @@ def _paths(model: str) -> dict[str, Json]:
             }
         },
         "/watch": {"get": _got("Are images still like those of the calibration, and is the guarantee kept?")},
+        "/labels": {"post": _labels()},
         "/v2": {"get": _got("Metadata of the server (Open Inference Protocol).")},
         "/v2/health/live": {"get": _health("Whether the service runs batches; needs no key.", "It must be restarted.")},
         "/v2/health/ready": {"get": _health("Whether it answers requests; needs no key.", _UNREADY)},
@@ -139,6 +140,15 @@ def _paths(model: str) -> dict[str, Json]:
         "/openapi.json": {"get": _got("This document.")},
         "/docs": {"get": _got("This document, for people.", "text/html", _TEXT)},
     }
+
+
+def _labels() -> Json:
+    labels = {"type": "object", "additionalProperties": {"type": ["integer", "string"]}}
+    posted = _posted("True classes, by number or by name, of images by the ids of their verdicts.", {"type": "object"})
+    posted["responses"]["200"]["description"] = "The report of the watch."
+    for status in ("400", "503"):  # of images
+        del posted["responses"][status]
+    return {**posted, "requestBody": {"required": True, "content": _json(labels)}}
 
 
 def _infer() -> Json:

@@ -2,7 +2,8 @@
 
     POST /guard                      verdicts            POST /search      similar items, with an index
     GET  /v2 ...                     the Open Inference Protocol, see `inference_protocol`
-    GET  /metrics   /watch           for Prometheus; the report of the watch
+    GET  /watch                      its report          POST /labels      true classes, with a watch
+    GET  /metrics                    for Prometheus
     GET  /openapi.json   /docs       this list, for programs and for people
 
 Every request is bounded: in bytes (413), in seconds until its body is there (408) and it is answered (504), in images
@@ -22,12 +23,14 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, TypeVar, final
 
-from dubito.errors import BrokenImageError, DubitoError, ImagesError, MissingPackageError
+from dubito.errors import BrokenImageError, DubitoError, GuardError, ImagesError, MissingPackageError, first_words
+from dubito.guard import WatchReport
 from dubito.serve.batching import QueueFullError
 from dubito.serve.decoding import DecoderError
 from dubito.serve.engine import GUARD, Engine, Search, Upload, verdict_json, write_log
 from dubito.serve.inference_protocol import LENGTH_HEADER, InferRequest, describe
 from dubito.serve.openapi import docs_page, openapi
+from dubito.storage import parse_json
 from dubito.types import Json
 
 try:
@@ -48,7 +51,7 @@ except ImportError as error:
 KEY_HEADER = "X-API-Key"
 _BODIES = 16
 """Bodies of the largest size that are in memory at a time, or as many smaller ones as are as large together."""
-_NAME, _PATH = 200, 200
+_NAME, _PATH, _WORDS = 200, 200, 400
 _NEIGHBOURS = 100
 _GONE = 499
 """As nginx calls it, in the log: the client has closed the connection."""
@@ -87,7 +90,7 @@ def make_app(engine: Engine, *, name: str, max_bytes: int, deadline: float, key:
     if engine.index is not None:
         routes.append(Route("/search", api.search, methods=["POST"]))
     if engine.watch is not None:
-        routes.append(Route("/watch", api.watch))
+        routes += [Route("/watch", api.watch), Route("/labels", api.labels, methods=["POST"])]
     api.document = openapi(name, [route.path for route in routes], keyed=key is not None)
 
     @asynccontextmanager
@@ -178,7 +181,21 @@ class _Endpoints:
         """The report of the watch."""
         assert self.engine.watch is not None  # noqa: S101 (the path exists only with a watch)
         report = await run_in_threadpool(self.engine.watch.report)
-        return JSONResponse({"title": report.title(), **report.to_dict()}, headers=_HEADERS)
+        return _report(report)
+
+    async def labels(self, request: Request) -> Response:
+        """True classes of images, by the ids of their verdicts, and what the watch then reports."""
+        async with self._body(request) as body:
+            try:
+                labels = parse_json(body)
+            except ValueError as error:
+                raise HTTPException(422, f"the body must be JSON ({error}).") from error
+            if not isinstance(labels, dict):
+                raise HTTPException(422, 'the body must be an object of classes by the ids of verdicts: {"ID": "cat"}.')
+            try:
+                return _report(await self._while_there(request, self.engine.label(labels)))
+            except GuardError as error:
+                raise HTTPException(422, first_words(error, _WORDS)) from error
 
     async def openapi(self, _: Request) -> Response:
         """The OpenAPI document."""
@@ -351,6 +368,10 @@ async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _report(report: WatchReport) -> Response:
+    return JSONResponse({"title": report.title(), **report.to_dict()}, headers=_HEADERS)
 
 
 def _empty() -> Response:
