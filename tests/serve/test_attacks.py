@@ -16,9 +16,13 @@ import httpx
 import psutil
 import pytest
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 import dubito
 from dubito.serve import ServiceLimits, serve
+from dubito.serve.service import _running
 
 from .conftest import encoded, files, log_line, log_lines, network, pictures, pixels
 
@@ -252,31 +256,56 @@ def test_ten_thousand_connections(service, capfd):
     lines_of(capfd, count // 10 + asked)
 
 
-def test_a_connection_ends_unless_requests_begin(service):
+@pytest.fixture
+def brief(guard, monkeypatch):
+    """A service whose connections may be idle for one second."""
+    monkeypatch.setattr("dubito.serve.service._KEEP_ALIVE", 1)
+    with serve(guard, port=0, limits=ServiceLimits(workers=1)) as running:
+        yield running
+
+
+def test_a_connection_ends_unless_requests_begin(brief):
     head = b"GET /v2 HTTP/1.1\r\nHost: x\r\n"
-    with socket.create_connection(address(service), timeout=20) as silent, \
-            socket.create_connection(address(service), timeout=20) as slow:  # fmt: skip
+    with socket.create_connection(address(brief), timeout=20) as silent, \
+            socket.create_connection(address(brief), timeout=20) as slow:  # fmt: skip
         start = time.perf_counter()
         slow.sendall(head + b"\r\n")  # a request, and then a head that never ends
-        while select.select([slow], [], [], 0.5)[0] and slow.recv(4096):
+        while select.select([slow], [], [], 0.1)[0] and slow.recv(4096):
             pass
-        for number in range(40):
+        for number in range(80):
             try:
                 slow.sendall(b"%c" % head[number % 3])
             except OSError:
                 break
-            time.sleep(0.5)
-        assert 5 < time.perf_counter() - start < 17  # within twice the five seconds of keep-alive
+            time.sleep(0.1)
+        assert 1 < time.perf_counter() - start < 5  # within twice the second of keep-alive, and some slack
         assert silent.recv(1) == b""
 
 
-def test_a_request_that_takes_longer_than_keep_alive_is_answered(guard, monkeypatch):
-    with serve(guard, port=0, limits=ServiceLimits(workers=1, deadline_s=30.0)) as running:
-        predict = dubito.Guard.predict
-        monkeypatch.setattr(dubito.Guard, "predict", lambda *args: (time.sleep(11), predict(*args))[1])
-        with httpx.Client(base_url=running.address, timeout=30) as client:
-            assert client.post("/guard", content=pictures(1)[0]).status_code == 200
-            assert client.get("/v2").status_code == 200  # by the same connection
+def test_a_request_that_takes_longer_than_keep_alive_is_answered(brief, monkeypatch):
+    predict = dubito.Guard.predict
+    monkeypatch.setattr(dubito.Guard, "predict", lambda *args: (time.sleep(2.5), predict(*args))[1])
+    with httpx.Client(base_url=brief.address, timeout=30) as client:
+        assert client.post("/guard", content=pictures(1)[0]).status_code == 200
+        assert client.get("/v2").status_code == 200  # by the same connection
+
+
+def test_a_slow_reader_receives_all_of_its_answer(monkeypatch):
+    monkeypatch.setattr("dubito.serve.service._KEEP_ALIVE", 0.2)
+    size = 30 * MEGABYTE  # more than the system takes off the service's hands
+    app = Starlette(routes=[Route("/", lambda _: Response(bytes(size)))])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        _, stop = _running(app, listening, 1.0, lambda: None)
+        with socket.create_connection(listening.getsockname(), timeout=20) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(0.1)
+            slow.sendall(b"G")  # another head begins, and does not end
+            time.sleep(1.0)
+            received = 0
+            while piece := slow.recv(MEGABYTE):
+                received += len(piece)
+        stop()
+    assert received > size  # and its head
 
 
 def test_names_are_only_text(client, capfd):

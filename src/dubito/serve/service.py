@@ -32,6 +32,8 @@ except ImportError as error:
 
 _START_SECONDS = 30.0
 _BACKLOG = 2048
+_KEEP_ALIVE = 5
+"""Seconds that a connection may be idle."""
 _SLACK = 2.0
 """Seconds beyond the deadline for requests that are under way when the service stops."""
 
@@ -193,6 +195,7 @@ def _running(
             access_log=False,
             lifespan="on",
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=int(patience + 1),
         )
     )
