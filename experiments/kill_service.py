@@ -117,7 +117,7 @@ def kill_service(place: Path, kills: int, rng: np.random.Generator, counts: Coun
                 time.sleep(rng.uniform(0, 5))
             else:
                 address = address_of(process)
-                verdicts, seen = asked(process, address, files(number >= kills / 2), rng.uniform(0, 1))
+                verdicts, seen = send_until_killed(process, address, files(number >= kills / 2), rng.uniform(0, 1))
                 reported = seen or reported
         state = state_of(guard, folder, counts)
         if state is None:
@@ -143,13 +143,13 @@ def address_of(process: "subprocess.Popen[str]") -> str:
     return str(json.loads(text)["address"]).removeprefix("http://")
 
 
-def asked(
+def send_until_killed(
     process: "subprocess.Popen[str]", address: str, contents: list[bytes], seconds: float
 ) -> tuple[list[str], list[Any]]:
     """Ids of the verdicts that clients got until the service was killed, and the alarms it reported last."""
     verdicts, alarms = list[str](), list[Any]()
 
-    def ask(first: int) -> None:
+    def send(first: int) -> None:
         connection = http.client.HTTPConnection(address, timeout=30)
         with suppress(OSError, http.client.HTTPException):
             for turn in range(KEPT // CLIENTS):
@@ -163,7 +163,7 @@ def asked(
                     verdicts.extend(one["id"] for one in json.loads(text)["verdicts"])
 
     with ThreadPoolExecutor(CLIENTS) as clients:
-        work = [clients.submit(ask, first) for first in range(CLIENTS)]
+        work = [clients.submit(send, first) for first in range(CLIENTS)]
         time.sleep(seconds)
         process.kill()
         for one in work:

@@ -50,7 +50,7 @@ def running(saved, *options, **environment):
                 process.kill()
 
 
-def test_it_answers_and_ends_when_told(saved, tmp_path):
+def test_it_answers_and_ends_by_a_signal(saved, tmp_path):
     (tmp_path / "key").write_text("open\n")
     options = ("--key-file", str(tmp_path / "key"), "--watch", str(tmp_path / "watch"))
     with running(saved, *options) as (process, shown):

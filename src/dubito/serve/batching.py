@@ -105,7 +105,7 @@ class Batcher:
         capacity: How many images may be under way, from their request's arrival to its answer.
         max_batch: How many go through the model together.
         max_wait: Seconds that an image waits for others to join it.
-        seen: Told the size of every batch.
+        seen: Called with the size of every batch.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Batcher:
             self.admitted -= images
 
     async def answer(self, kind: Hashable, name: str, image: Tensor) -> Any:
-        """What is made of one image; cancelling this takes it out of the queue."""
+        """What is made of one image; if this is cancelled, the image stays until its batch is collected, without it."""
         waiting = _Waiting(kind, name, image, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._arrived.set()

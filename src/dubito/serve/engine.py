@@ -32,8 +32,8 @@ from dubito.serve.metrics import ServiceMetrics
 from dubito.types import Json
 
 GUARD = "guard"
-_HIDDEN = ("label", "label_class")
-"""Of a verdict: images of clients have no labels."""
+_LABELS = ("label", "label_class")
+"""Left out of verdicts: images of clients have no labels."""
 
 
 class Upload(NamedTuple):
@@ -107,9 +107,9 @@ class Engine:
         self._loop: asyncio.Task[None] | None = None
         self._memory.enter_context(kept_memory())  # after the processes have begun, which need the usual limits
         try:
-            self.model_thread.submit(self._try).result()
+            self.model_thread.submit(self._warm_up).result()
             if watch is not None:
-                self._show(watch.report())
+                self._update_gauges(watch.report())
         except BaseException:
             self.close()
             raise
@@ -197,7 +197,7 @@ class Engine:
 
     def _note(self, watch: Watch, decisions: Decisions) -> None:
         try:
-            self._show(watch.update(decisions))
+            self._update_gauges(watch.update(decisions))
         except Exception as error:  # a full disk must not end the service; the metrics and the log show it
             self.metrics.watch_errors.inc()
             write_log({"event": "watch failed", "error": f"{type(error).__name__}: {error}"})
@@ -205,15 +205,15 @@ class Engine:
     def _label(self, labels: Json) -> WatchReport:
         assert self.watch is not None  # noqa: S101 (its endpoint exists only with a watch)
         report = self.watch.label(labels)
-        self._show(report)
+        self._update_gauges(report)
         return report
 
-    def _show(self, report: WatchReport) -> None:
+    def _update_gauges(self, report: WatchReport) -> None:
         self.metrics.watched.set(report.images)
         for alarm in report.alarms:
             self.metrics.alarms.labels(alarm["kind"]).set(1)
 
-    def _try(self) -> None:
+    def _warm_up(self) -> None:
         """One grey image through everything: what does not fit together fails now, and the first client waits less."""
         from PIL import Image  # noqa: PLC0415 (for this alone)
 
@@ -227,7 +227,7 @@ class Engine:
 
 def verdict_json(verdict: Verdict) -> Json:
     """A verdict for clients."""
-    return {key: value for key, value in plain(verdict).items() if key not in _HIDDEN}
+    return {key: value for key, value in plain(verdict).items() if key not in _LABELS}
 
 
 def write_log(entries: Json) -> None:

@@ -5,7 +5,7 @@
 
 In JSON, an image is a text in base64. With the binary tensor extension, the JSON is followed by the images, each after
 its length in four bytes (little-endian), and `Inference-Header-Content-Length` is the length of the JSON; outputs come
-in the same way where they are asked for so.
+in the same way where they are requested so.
 """
 
 import base64
@@ -45,7 +45,7 @@ class InferRequest:
     Attributes:
         id: The client's own name of the request, which is sent back.
         images: The files.
-        outputs: By name of each output that is asked for, whether it is sent in binary.
+        outputs: By name of each output that is requested, whether it is sent in binary.
     """
 
     id: str | None
@@ -104,18 +104,18 @@ def describe(name: str, classes: Sequence[str] | None) -> Json:
     }
 
 
-def _images(given: Json, binary: bytes) -> list[bytes]:
-    shape, kind = given.get("shape"), given.get("datatype")
+def _images(tensor: Json, binary: bytes) -> list[bytes]:
+    shape, kind = tensor.get("shape"), tensor.get("datatype")
     sides = shape if isinstance(shape, list) and all(type(side) is int for side in shape) else []
     if kind != "BYTES" or len(sides) not in (1, 2) or sides[1:] not in ([], [1]):
         raise ImagesError(f"{_INPUT} Got datatype {str(kind)[:20]!r} and shape {str(shape)[:40]}.")
-    parameters = given.get("parameters")
+    parameters = tensor.get("parameters")
     if isinstance(parameters, dict) and "binary_data_size" in parameters:
         if parameters["binary_data_size"] != len(binary):
             raise ImagesError(f"binary_data_size must be the {len(binary)} bytes after the JSON.")
         images = _unpacked(binary)
     else:
-        images = _decoded(given.get("data"))
+        images = _decoded(tensor.get("data"))
     if len(images) != sides[0] or not images:
         raise ImagesError(f"the input must hold as many images as its shape says, at least one; got {len(images)}.")
     return images

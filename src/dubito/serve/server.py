@@ -316,8 +316,8 @@ class _Observed:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.engine.metrics.seconds.labels(path, str(status)).observe(seconds)
             client = (scope.get("client") or ("",))[0]
-            asked = {"method": scope["method"], "path": scope["path"][:_PATH], "status": status, "client": client}
-            write_log({**asked, "seconds": round(seconds, 4), **notes})
+            line = {"method": scope["method"], "path": scope["path"][:_PATH], "status": status, "client": client}
+            write_log({**line, "seconds": round(seconds, 4), **notes})
 
 
 @final
