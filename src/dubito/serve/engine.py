@@ -5,7 +5,8 @@ r"""From the bytes of images to answers: decoding, batching, the model, the watc
 
 The model has one thread, because passes take turns anyway. The watch writes a file after every batch; the next batch
 runs meanwhile, and waits for it if the disk is slower than the model. Answers wait for it, too: an image that a client
-has an answer for is in the watch, even if the process is killed.
+has an answer for is in the watch, even if the process is killed. Only where the watch cannot write, as on a full disk,
+are answers sent without it; a metric and a log line count that.
 """
 
 import asyncio
