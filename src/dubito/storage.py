@@ -85,10 +85,19 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def write_sealed(path: Path, entries: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step, with a hash of everything that it says, so that damage is seen."""
+def write_sealed(path: Path, entries: Mapping[str, Any], *, compact: bool = False) -> None:
+    """Replace a JSON file in one step, with a hash of everything that it says, so that damage is seen.
+
+    Args:
+        path: The file.
+        entries: What it says.
+        compact: On one line, which is ten times faster to write: for files that nobody reads but we.
+    """
     plain = json.loads(json.dumps(dict(entries), allow_nan=False))  # what reading it back will give
-    write_json(path, {**plain, "digest": _digest(plain)})
+    if compact:
+        write_file(path, (json.dumps({**plain, "digest": _digest(plain)}) + "\n").encode())
+    else:
+        write_json(path, {**plain, "digest": _digest(plain)})
 
 
 def read_sealed(path: Path, *, format: int) -> dict[str, Any]:  # noqa: A002 (the name of the entry)

@@ -115,6 +115,88 @@ def test_labels_that_come_later_count_if_they_were_drawn(guard):
         watch.label([0, 1])
 
 
+def test_labels_are_tested_in_the_order_of_the_draw(guard):
+    """Errors that come first, all of them before the rest, raise no alarm: their turn comes with that of the others."""
+    for seed in range(5):
+        watch = guard.watch(seed=seed)
+        table = named(blobs(700, seed=6))
+        decisions = guard.decide(table.select("feature", "logit", "id"))
+        watch.update(decisions)
+        predicted = dict(zip(table.id.tolist(), decisions.predicted[:, 0].tolist(), strict=True))
+        requested = watch.request_labels(90)
+        wrong = requested[1::12]  # 8 of 90, below the risk of 0.1
+        report = watch.label({name: (predicted[name] + 1) % 4 for name in wrong})
+        assert (report.outcomes, report.waiting) == (0, 8)
+        report = watch.label({name: predicted[name] for name in requested if name not in wrong})
+        assert (report.outcomes, report.waiting) == (90, 0)
+        assert report.observed == pytest.approx(8 / 90)
+        assert not report.alarms
+
+
+def test_a_label_that_does_not_come_is_given_up(guard):
+    watch = guard.watch()
+    table = named(blobs(700, seed=6))
+    decisions = guard.decide(table.select("feature", "logit", "id"))
+    watch.update(decisions)
+    predicted = dict(zip(table.id.tolist(), decisions.predicted[:, 0].tolist(), strict=True))
+    requested = watch.request_labels(130)
+    report = watch.label({name: predicted[name] for name in requested[1:100]})
+    assert (report.outcomes, report.waiting, report.requested, report.missing) == (0, 99, 31, 0)
+    report = watch.label({requested[100]: predicted[requested[100]]})
+    assert (report.outcomes, report.waiting, report.requested, report.missing) == (100, 0, 29, 1)
+
+
+def test_names_that_are_used_again_are_counted(guard):
+    watch = guard.watch()
+    for seed in (6, 7):
+        report = watch.update(guard.decide(named(blobs(20, seed=seed)).select("feature", "logit", "id")))
+    assert report.repeated == 20
+    assert report.facts()["names seen before"].startswith("20: labels are taken to be of the latest image")
+
+
+def test_a_folder_of_other_things_is_no_watch(guard, tmp_path):
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(ArtefactError, match=r"the watch cannot be saved in .* other things \(photo\.jpg\)"):
+        guard.watch(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_requests_are_named_until_their_labels_come(guard):
+    watch = guard.watch()
+    table = named(blobs(300, seed=6))
+    decisions = guard.decide(table.select("feature", "logit", "id"))
+    watch.update(decisions)
+    first = watch.request_labels(20)
+    assert watch.request_labels(20) == first
+    more = watch.request_labels(30)
+    assert (more[:20], len(set(more))) == (first, 30)
+    watch.update(guard.decide(table.select("feature", "logit", "id", "label")))  # labels of other images of these names
+    assert watch.report().requested == 30
+
+
+def test_labels_find_their_image_by_its_name_alone(guard):
+    watch = guard.watch()
+    table = blobs(4, seed=6).extended(id=["a/0001.png", "a/0002.png", "b/0002.png", "b/0003.png"])
+    watch.update(guard.decide(table.select("feature", "logit", "id")))
+    report = watch.label({"3": 0, "x/1.png": 0, "0001": 0, "c/0002.png": 0}, drawn=True)  # a stem, a number, one of two
+    assert (report.outcomes, report.unknown) == (0, 4)
+    names = [name for name, one in watch._state.pending.items() if one["accept"]]
+    watch.label({"elsewhere/0003.png": 0, "a/0002.png": 0}, drawn=True)
+    assert set(names) - set(watch._state.pending) <= {"b/0003.png", "a/0002.png"}
+    assert watch.report().unknown == 4
+
+
+def test_a_change_that_is_over_is_still_described_by_the_images_that_showed_it(guard):
+    watch = guard.watch()
+    watch.update(guard.decide(unlabelled(300, seed=1)))
+    changed = watch.update(guard.decide(unlabelled(60, seed=2, noise=3.0)))
+    assert changed.alarm
+    report = watch.update(guard.decide(unlabelled(1500, seed=3)))
+    for name, examples in changed.examples.items():
+        assert {one.partition("-")[0] for one in report.examples[name]} == {"2"}, examples
+    assert report.moved[0].partition(" since ")[0] == changed.moved[0].partition(" since ")[0]
+
+
 def test_labels_that_people_send_do_not_hide_errors(guard):
     """Complaints about every error leave only right answers; drawn among all images, errors are found all the same."""
     table = named(blobs(300, seed=6, noise=2.0))
@@ -177,7 +259,7 @@ def test_the_state_is_read_again_and_belongs_to_one_guard(guard, tmp_path):
         with pytest.raises(ArtefactError, match="is of another guard, or of another alpha or seed"):
             other.watch(tmp_path / "watch", seed=4)
     (tmp_path / "watch" / "watch.json").write_text("{}")
-    with pytest.raises(ArtefactError, match=r"watch\.json must be of format 2"):
+    with pytest.raises(ArtefactError, match=r"watch\.json must be of format 4"):
         guard.watch(tmp_path / "watch", seed=3)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.errors import ModelError
+from dubito.errors import ModelError, StaleCacheError
 from dubito.guard import Guard
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Gradient
@@ -92,6 +92,24 @@ def test_with_another_transform_it_is_another_model(guard, file, tmp_path):
     folder = guard.save(tmp_path / "guard")
     with pytest.raises(ModelError, match="its transform differs"):
         Guard.load(folder, dubito.load(f"onnx:{file}", transform={"std": (1.0, 1.0, 1.0)}))
+
+
+def test_a_file_that_was_changed_is_refused(file, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    proto = onnx.load(str(file))
+    kernel = next(one for one in proto.graph.initializer if len(one.dims) == 4)
+    values = onnx.numpy_helper.to_array(kernel)
+    kernel.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.05), kernel.name))
+    onnx.save(proto, str(tmp_path / "other.onnx"))
+    with pytest.raises(ModelError, match=r"is not what was exported: its features differ by 0\.0\d+ of the largest"):
+        dubito.load(f"onnx:{tmp_path / 'other.onnx'}")
+
+
+def test_a_cache_holds_rows_of_one_runtime(model, file, tmp_path):
+    images = pixels(20, 0)
+    dubito.extract(model, images, tmp_path / "cache", workers=0, progress=False)
+    with pytest.raises(StaleCacheError, match="the model's weights"):
+        dubito.extract(f"onnx:{file}", images, tmp_path / "cache", workers=0, progress=False)
 
 
 def test_copies_and_pickles_read_the_file_again(file):

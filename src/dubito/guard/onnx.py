@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError, first_words
-from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT
+from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT, fixed_input
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.gaussians import squared_distances
@@ -72,7 +72,8 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
     path = Path(to)
     if path.is_dir():
         raise ArtefactError(f"'{path}' cannot be written (it is a folder). Pass a file, such as guard.onnx.")
-    proto = _exported(GuardModule(guard, example)).model_proto
+    module = GuardModule(guard, example)
+    proto = _exported(module).model_proto
     # What a runtime cannot see in the graph: how inputs are made, what is guaranteed, whose it is.
     metadata = {
         "guarantee": str(guard.guarantee),
@@ -83,6 +84,9 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
         "classes": None if guard.classes is None else list(guard.classes),
         "model": {} if guard.provenance is None else guard.provenance.to_json(),
     }
+    outputs = module(fixed_input(module.example.shape[1:]))
+    if len(outputs) == len(OUTPUTS):
+        metadata["sample"] = outputs[OUTPUTS.index(FEATURE)][0].tolist()
     texts = {f"dubito.{key}": one if isinstance(one, str) else json.dumps(one) for key, one in metadata.items()}
     try:
         set_model_props(proto, texts)

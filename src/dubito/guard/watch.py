@@ -10,15 +10,17 @@ probability of alpha at most, half of it for the images and half for the guarant
 averaged.
 
 Only labels of images that were drawn at random show the error rate: those that `request_labels` names, or all of a
-batch. Labels that people send by themselves are kept, and tested only if the image is drawn later.
+batch. Labels that people send by themselves are kept, and tested only if the image is drawn later. Labels are tested in
+the order of the draw, not in that of their arrival, because errors may come sooner, or later, than the rest.
 
 The state is one small file. An update reads it, adds to it and replaces it in one step under a lock: a process may be
 killed at any instant, and several may watch together.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -26,13 +28,13 @@ import numpy as np
 import torch
 
 from dubito.data.image_set import hash_bytes
-from dubito.data.labels import Labels, find_rows, labels_by_image
-from dubito.errors import ArtefactError, GuardError, ImagesError
+from dubito.data.labels import Labels, labels_by_image
+from dubito.errors import ArtefactError, GuardError
 from dubito.guard.martingale import tie_breakers
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of
-from dubito.guard.watch_report import WatchReport, make_report
-from dubito.storage import locked, read_sealed, reading, write_sealed
+from dubito.guard.watch_report import WatchReport, make_report, note_peaks
+from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, write_sealed
 from dubito.threads import Lock
 from dubito.types import Json
 from dubito.validate import check_number
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 ALPHA = 0.01
-_FORMAT = 2
+_FORMAT = 4
 _FILE = "watch.json"
+_OURS = (LOCK, _FILE, f"{_FILE}{UNFINISHED}")
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 
@@ -68,9 +71,13 @@ class Watch:
         self.guard, self.folder, self.alpha, self.seed = guard, None if folder is None else Path(folder), alpha, seed
         self._lock, self._identity = Lock(), _identity_of(guard, alpha, seed)
         self._state = WatchMemory.of(guard)
-        if self.folder is not None:
-            with self._changing():  # a folder that cannot be written, or of another guard, is an error now
+        if self.folder is not None and not (self.folder / _FILE).is_file():
+            others = sorted(one.name for one in self.folder.iterdir()) if self.folder.is_dir() else []
+            check_empty(self.folder, [one for one in others if one not in _OURS], "watch", "the folder of a watch")
+            with self._changing():  # a folder that cannot be written is an error now
                 pass
+        elif self.folder is not None:
+            self._read()  # another guard's is one, too
 
     @classmethod
     def open(cls, guard: "Guard", folder: str | Path) -> "Watch":
@@ -114,13 +121,14 @@ class Watch:
             for row, name in enumerate(decisions.ids):
                 at = {key: values[row] for key, values in columns.items()}
                 self._take(state, str(name), at, accept=accept[row], label=None if labels is None else labels[row])
-        return self.report()
+            return make_report(self.guard, state, self.alpha)
 
     def label(self, labels: Labels, *, drawn: bool = False) -> "WatchReport":
         """Take note of true classes that arrive later.
 
         Args:
-            labels: A mapping from image to its class, by number or by name, or a CSV file or a frame of both.
+            labels: A mapping from image to its class, by number or by name, or a CSV file or a frame of both. Images
+                are named as they were decided on, or by the file's name, if only one has it.
             drawn: Whether you drew these images at random; those that `request_labels` named are drawn anyway.
 
         Raises:
@@ -128,22 +136,25 @@ class Watch:
         """
         numbers = {str(name): self._class_of(label) for name, label in labels_by_image(labels).items()}
         with self._changing() as state:
-            names, rows = list(state.pending), dict[str, int]()
-            with suppress(ImagesError):  # not one of them is known
-                rows = find_rows(numbers, names, "labels")
-            state.unknown += len(numbers) - len(rows)
-            for key, row in rows.items():
-                entry = state.pending[names[row]]
-                entry["wrong"] = numbers[key] != entry["predicted"]
-                if drawn or entry["requested"]:
-                    self._outcome(state, names[row], entry)
-        return self.report()
+            files = Counter(Path(name).name for name in state.pending)
+            by_file = {file: name for name in state.pending if files[file := Path(name).name] == 1}
+            for key, number in numbers.items():
+                name = key if key in state.pending else by_file.get(Path(key).name, "")
+                if name not in state.pending:
+                    state.unknown += 1
+                    continue
+                entry = state.pending[name]
+                entry["wrong"] = number != entry["predicted"]
+                if drawn and not entry["requested"]:
+                    self._outcome(state, name, state.pending.pop(name))
+            self._settle(state)
+            return make_report(self.guard, state, self.alpha)
 
     def request_labels(self, count: int) -> list[str]:
-        """Names of images to label: drawn at random among the latest, of a risk among those that were accepted.
+        """Names of images to label, so many: those that are awaited, and others, drawn at random among the latest.
 
-        A drawn image whose label is known already is tested at once, and not named. A name that comes again while its
-        label is awaited still means the earlier image.
+        Of a risk, they are drawn among those that were accepted. An image whose label is known already may be drawn,
+        and is not named. A name that comes again while its label is awaited still means the earlier image.
         """
         by = "watch.request_labels"
         check_number(count, "[1, inf)", by=by, what="count", whole=True, hint="100 are usual.")
@@ -155,14 +166,12 @@ class Watch:
                 if not one["requested"] and (one["accept"] or not accepted_only)
             ]
             state.draws += 1
-            order = np.random.default_rng([self.seed, state.draws]).permutation(len(names))[:count]
-            chosen = [names[place] for place in sorted(order.tolist())]
-            for name in chosen:
-                entry = state.pending[name]
-                entry["requested"] = True
-                if entry["wrong"] is not None:
-                    self._outcome(state, name, entry)
-            return [name for name in chosen if name in state.pending]
+            order = np.random.default_rng([self.seed, state.draws]).permutation(len(names))
+            for place in order.tolist()[: max(0, count - len(_awaited(state)))]:
+                state.pending[names[place]]["requested"] = True
+                state.requests.append(names[place])
+            self._settle(state)
+            return _awaited(state)
 
     def report(self) -> "WatchReport":
         """What the watch has seen so far."""
@@ -180,7 +189,7 @@ class Watch:
                 state = self._read()
                 yield state
                 made = {"format": _FORMAT, "of": self._identity, "alpha": self.alpha, "seed": self.seed}
-                write_sealed(self.folder / _FILE, made | state.to_json())
+                write_sealed(self.folder / _FILE, made | state.to_json(), compact=True)
 
     def _read(self) -> "WatchMemory":
         assert self.folder is not None  # noqa: S101 (our own invariant)
@@ -209,16 +218,22 @@ class Watch:
         entry: Json = {"accept": accept, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
         if self.guard.guarantee.kind == "coverage" or label is not None:
             self._outcome(state, name, entry | {"wrong": None if label is None else label != predicted})
-        elif not state.pending.get(name, entry)["requested"]:
-            state.pending.pop(name, None)
+        elif name not in state.pending or not state.pending[name]["requested"]:
+            state.repeated += state.pending.pop(name, None) is not None
             state.pending[name] = entry
             state.forget()
+        else:
+            state.repeated += 1
         state.note(self.alpha, "images", name, state.log_evidence, state.since)
+        note_peaks(self.guard, state, self.alpha)
+
+    def _settle(self, state: "WatchMemory") -> None:
+        for name, entry in state.settled_requests():
+            self._outcome(state, name, entry)
 
     def _outcome(self, state: "WatchMemory", name: str, entry: Json) -> None:
-        """Test what is known of an image; its label is not awaited any more."""
+        """Test what is known of an image."""
         kind = self.guard.guarantee.kind
-        state.pending.pop(name, None)
         if kind == "risk" and entry["accept"]:
             state.rate.update(bool(entry["wrong"]), entry["at"] - 1)
         elif kind == "coverage" or (kind == "false_alarms" and not entry["wrong"]):
@@ -237,6 +252,11 @@ class Watch:
             f"watch.label: a label must be a class of the model, by its number or its name; got {label!r}. "
             f"Nothing was changed."
         )
+
+
+def _awaited(state: "WatchMemory") -> list[str]:
+    """Images whose labels were requested, and are not known."""
+    return [name for name in state.requests if name in state.pending and state.pending[name]["wrong"] is None]
 
 
 def _reading(folder: str | Path) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """What a watch remembers: tests, the latest images, those whose labels are awaited, alarms, and how evidence grew."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,30 @@ _PENDING = 1000
 """Images that labels may be requested for."""
 _MOST = 10_000
 """Images that labels are awaited for."""
+_WAITING = 100
 _HISTORY = 512
 
 
 @dataclass
 class WatchMemory:
-    """What a watch remembers."""
+    """What a watch remembers.
+
+    Attributes:
+        requests: Images that labels were requested for, in the order of the draw.
+        missing: Labels that did not come, and were given up.
+        repeated: Images of a name that is remembered, of an earlier one.
+        peaks: By test, what it showed when its evidence was highest: `log_evidence`, `since`, `words`, `examples`.
+    """
 
     tests: dict[str, ExchangeabilityTest]
     rate: RateTest
     images: int = 0
     draws: int = 0
     unknown: int = 0
+    missing: int = 0
+    repeated: int = 0
+    requests: list[str] = field(default_factory=list)
+    peaks: dict[str, Json] = field(default_factory=dict)
     recent: list[list[Any]] = field(default_factory=list)
     pending: dict[str, Json] = field(default_factory=dict)
     alarms: list[Json] = field(default_factory=list)
@@ -70,6 +83,27 @@ class WatchMemory:
 
     def _logs(self) -> list[float]:
         return [test.capital.log_total for test in self.tests.values()]
+
+    def settled_requests(self) -> Iterator[tuple[str, Json]]:
+        """Drawn images whose labels are there, taken out in the order of the draw.
+
+        Whoever takes labels as they come, errors first, say, sees another rate than that of the images. So a label
+        waits for those of images that were drawn before, and a label that `_WAITING` others wait for is given up.
+        """
+        while self.requests:
+            entry = self.pending.get(self.requests[0])
+            if entry is not None and entry["wrong"] is None:
+                waiting = sum(
+                    name in self.pending and self.pending[name]["wrong"] is not None for name in self.requests
+                )
+                if waiting < _WAITING:
+                    return
+            name = self.requests.pop(0)
+            self.pending.pop(name, None)
+            if entry is None or entry["wrong"] is None:
+                self.missing += 1
+            else:
+                yield name, entry
 
     def forget(self) -> None:
         """Drop the oldest images without a label: first those that no label was requested for."""

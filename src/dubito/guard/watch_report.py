@@ -6,7 +6,7 @@ The interval of the rate holds at all times at once: with S errors among n,
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -48,6 +48,9 @@ class WatchReport(Result):
         observed: Their rate; None without any.
         interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2.
         requested: How many images are still to be labelled.
+        waiting: Labels that wait for those of images that were drawn before.
+        missing: Requested labels that did not come, and were given up.
+        repeated: Images with the name of an earlier one that could have been labelled.
         volunteered: Labels of images that were not drawn at random: they are not tested.
         unknown: Labels whose images the watch does not remember.
         moved: What has moved, in words, one sentence for each test.
@@ -67,6 +70,9 @@ class WatchReport(Result):
     observed: float | None
     interval: tuple[float, float]
     requested: int
+    waiting: int
+    missing: int
+    repeated: int
     volunteered: int
     unknown: int
     moved: tuple[str, ...]
@@ -116,19 +122,28 @@ class WatchReport(Result):
             "guarantee": str(self.guarantee),
             self.rate: shown,
             "false alarms": f"{percent(self.alpha)} at most, ever",
+            "alarm": f"where the mean evidence of the images, or that of the guarantee, reaches {2 / self.alpha:,.0f}",
         }
         if self.requested:
             facts["labels requested"] = f"{self.requested:,}"
+        if self.waiting:
+            facts["labels waiting"] = f"{self.waiting:,}, for those of images that were drawn before"
+        if self.missing:
+            facts["labels given up"] = f"{self.missing:,}, as they did not come: the rate lacks these images"
         if self.volunteered:
             facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
         if self.unknown:
-            facts["labels without an image"] = f"{self.unknown:,}, of images that are not among the latest"
+            facts["labels without an image"] = (
+                f"{self.unknown:,}, of images that are not among the latest, or have a label already"
+            )
+        if self.repeated:
+            facts["names seen before"] = f"{self.repeated:,}: labels are taken to be of the latest image of a name"
         return facts
 
     def records(self) -> list[dict[str, Any]]:
         """One row per test."""
         return [
-            {"test": TITLES.get(name, name), "evidence": value, "since_image": self.since[name]}
+            {"test": TITLES.get(name, name), "evidence": value, "since_image": self.since[name] + 1}
             for name, value in self.evidence.items()
         ]
 
@@ -157,7 +172,7 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
     tests = {name: test.capital for name, test in state.tests.items()}
     capitals = {**tests, "guarantee": state.rate.capital}
     outcomes = state.rate.capital.seen
-    examples = dict(_examples(state, alpha))
+    peaks = {name: state.peaks[name] for name in state.tests if name in state.peaks}
     return WatchReport(
         images=state.images,
         alpha=alpha,
@@ -168,22 +183,33 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         outcomes=outcomes,
         observed=state.rate.observed,
         interval=rate_interval(state.rate.total, outcomes, alpha / 2),
-        requested=sum(one["requested"] for one in state.pending.values()),
-        volunteered=sum(one["wrong"] is not None for one in state.pending.values()),
+        requested=sum(one["requested"] and one["wrong"] is None for one in state.pending.values()),
+        waiting=sum(one["requested"] and one["wrong"] is not None for one in state.pending.values()),
+        missing=state.missing,
+        repeated=state.repeated,
+        volunteered=sum(not one["requested"] and one["wrong"] is not None for one in state.pending.values()),
         unknown=state.unknown,
-        moved=tuple(_moved(guard, state, examples)),
+        moved=tuple(_moved(guard, state)),
         advice=_advice(guard, state, alpha),
-        examples=examples,
+        examples={name: tuple(peak["examples"]) for name, peak in peaks.items()},
         history=tuple(tuple(one) for one in state.history),
     )
 
 
-def _examples(state: WatchMemory, alpha: float) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """For each test that has moved; only after an alarm, as evidence of one test alone proves less."""
-    if any(one["kind"] == "images" for one in state.alarms):
-        for name, test in state.tests.items():
-            if test.capital.log_total >= math.log(1 / alpha):
-                yield name, _clearest(state, name)
+def note_peaks(guard: "Guard", state: WatchMemory, alpha: float) -> None:
+    """Keep what each test shows where its evidence is highest: a change may be over when somebody reads of it.
+
+    Only after an alarm, as the evidence of one test alone proves less.
+    """
+    if all(one["kind"] != "images" for one in state.alarms):
+        return
+    for name, test in state.tests.items():
+        log_evidence, before = test.capital.log_total, state.peaks.get(name)
+        if log_evidence < math.log(1 / alpha) or (before and before["log_evidence"] >= log_evidence):
+            continue
+        words, examples = _in_words(guard, name, _latest(state, name)), _clearest(state, name)
+        since = test.capital.since
+        state.peaks[name] = {"log_evidence": log_evidence, "since": since, "words": words, "examples": examples}
 
 
 def _clearest(state: WatchMemory, name: str) -> tuple[str, ...]:
@@ -196,15 +222,15 @@ def _latest(state: WatchMemory, name: str) -> list[list[Any]]:
     return state.recent[max(0, len(state.recent) - (state.images - state.tests[name].capital.since)) :]
 
 
-def _moved(guard: "Guard", state: WatchMemory, examples: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _moved(guard: "Guard", state: WatchMemory) -> Iterator[str]:
     """One sentence for each test that has moved."""
-    for name, names in examples.items():
-        shown = ", ".join(f"'{one}'" for one in reversed(names[:_NAMED]))
-        words, since = _in_words(guard, name, _latest(state, name)), state.tests[name].capital.since
-        yield f"{words} since image {since + 1:,}; most of all {shown}."
-    if any(one["kind"] == "guarantee" for one in state.alarms):
+    for peak in (state.peaks[name] for name in state.tests if name in state.peaks):
+        shown = ", ".join(f"'{one}'" for one in reversed(peak["examples"][:_NAMED]))
+        yield f"{peak['words']} since image {peak['since'] + 1:,}; most of all {shown}."
+    if broken := next((one for one in state.alarms if one["kind"] == "guarantee"), None):
         what, bound = _RATES[guard.guarantee.kind], percent(state.rate.bound)
-        yield f"The guarantee is broken: {percent(state.rate.observed or 0)} {what}; at most {bound} are guaranteed."
+        overall = f"{percent(state.rate.observed or 0)} of all {state.rate.capital.seen:,}"
+        yield f"The guarantee is broken: {what} above {bound} since about image {broken['since'] + 1:,} ({overall})."
 
 
 def _in_words(guard: "Guard", name: str, latest: list[list[Any]]) -> str:

@@ -3,11 +3,15 @@
     onnx:guard.onnx    a file of `guard.export_onnx` or `dubito guard export`
 
 The file holds the network up to the features, the last layer, the transform's settings, the names of the classes and
-the fingerprint of the model that it was exported from. So that model's guards, heads and caches take it for the same
-one; features agree to rounding, about 1e-5. Gradients, members and tiles need layers, which a graph does not have.
+the fingerprint of the model that it was exported from. So that model's guards and heads take it for the same one;
+features agree to rounding, about 1e-5. A file whose features of a fixed input are not those that PyTorch had, because
+somebody has changed or quantised it since, is refused. A cache holds rows of one runtime alone. Gradients, members and
+tiles need layers, which a graph does not have.
 """
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +26,16 @@ from dubito.types import Json
 
 FEATURE, WEIGHT, BIAS = "feature", "head_weight", "head_bias"
 """Outputs of an export besides the guard's own: what the last layer reads, and the last layer."""
+
+
+_METADATA = ("transform", "classes", "model", "sample")
+_AGREES = 1e-3
+
+
+def fixed_input(shape: Sequence[int]) -> Float[Tensor, "1 ..."]:
+    """One input of a shape, always the same: smooth, and unlike along every axis."""
+    waves = torch.arange(math.prod(shape), dtype=torch.float64).mul(0.37).sin() * 1.5
+    return waves.float().reshape(1, *shape)
 
 
 def build(
@@ -69,7 +83,7 @@ class OnnxNetwork(nn.Module):
         self._file, self._session = file, _session(file)
         texts = self._session.get_modelmeta().custom_metadata_map
         outputs = [one.name for one in self._session.get_outputs()]
-        if "dubito.model" not in texts or not {FEATURE, WEIGHT, BIAS} <= set(outputs):
+        if "dubito.sample" not in texts or not {FEATURE, WEIGHT, BIAS} <= set(outputs):
             exported = "dubito.model" in texts
             why = (
                 "has no features, as its last layer is not one plain nn.Linear" if exported else "is no exported guard"
@@ -77,12 +91,20 @@ class OnnxNetwork(nn.Module):
             raise ModelError(
                 f"load: 'onnx:{file}' {why}. Write one with dubito guard export, or load the model itself."
             )
-        self.metadata: Json = {key: json.loads(texts[f"dubito.{key}"]) for key in ("transform", "classes", "model")}
+        self.metadata: Json = {key: json.loads(texts[f"dubito.{key}"]) for key in _METADATA}
         made = self.metadata["model"]
         self.recorded: Json = {key: made.get(key) for key in ("weights", "tensors", "operations", "head")}
+        self.recorded["weights"] = f"{made.get('weights')} by ONNX Runtime"  # of a cache; guards compare tensors
         self._input = self._session.get_inputs()[0]
-        sides = [side if isinstance(side, int) else 1 for side in self._input.shape]
-        weight, bias = self._session.run([WEIGHT, BIAS], {self._input.name: torch.zeros(*sides).numpy()})
+        x = fixed_input(self._input.shape[1:])
+        z, weight, bias = self._session.run([FEATURE, WEIGHT, BIAS], {self._input.name: x.numpy()})
+        expected = torch.tensor(self.metadata["sample"])
+        off = float((torch.from_numpy(z[0]) - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+        if off > _AGREES:
+            raise ModelError(
+                f"load: 'onnx:{file}' is not what was exported: its features differ by {off:.2g} of the largest from "
+                f"those that were recorded. Export the guard again, and leave the file as it is."
+            )
         self.head = nn.Linear(weight.shape[1], weight.shape[0])
         self.head.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)})
 

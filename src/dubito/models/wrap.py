@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError, first_words
 from dubito.models.classes import ClassNames, read_classes
+from dubito.models.from_onnx import OnnxNetwork
 from dubito.models.frozen import frozen, signature
 from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
 from dubito.models.outputs import FEATURES, Key, candidate_keys, check_one_input, output_of, several_outputs
@@ -184,10 +185,8 @@ class WrappedClassifier:
         """Hashes of the weights and the settings of the transform."""
         key = {} if self._named_key is None else {"key": self._named_key}
         module, about = eager(self.module), {"model": self.name, "transform": self.transform.describe()}
-        if isinstance(
-            recorded := getattr(module, "recorded", None), dict
-        ):  # of the model that a file was exported from
-            return about | recorded
+        if isinstance(module, OnnxNetwork):
+            return about | module.recorded
         with one_at_a_time:  # what a pass writes is no part of it
             own = {**module_digests(module), "operations": operations(module)}
         return {**about, "head": {"layer": self._head, "output": self.output, **key}, **own}
