@@ -13,7 +13,7 @@ from torchvision import models as zoo
 from torchvision import transforms as T
 
 import dubito
-from dubito.errors import ModelError, ValueRangeError
+from dubito.errors import BrokenImageError, ModelError, ValueRangeError
 from dubito.models.from_timm import transform_of
 from dubito.models.transform import FunctionTransform, NoTransform, Preprocess
 from dubito.types import Transform
@@ -251,3 +251,13 @@ def test_sizes_of_another_kind(size):
 def test_other_settings_that_have_no_meaning(settings, message):
     with pytest.raises(ValueRangeError, match=f"^Preprocess: {message}"):
         unchecked(8, **settings)
+
+
+def test_images_that_resizing_would_blow_up_are_refused():
+    thin = Image.new("RGB", (20_000, 2))
+    with pytest.raises(BrokenImageError, match=r"an image of 20000x2 pixels is too long and thin: with 256 pixels"):
+        Preprocess(224, 256).prepare(thin)
+    with pytest.raises(BrokenImageError, match="2x20000"):
+        Preprocess(224, 256).prepare(thin.transpose(Image.Transpose.ROTATE_90))
+    assert Preprocess(224, (256, 256)).prepare(thin).shape == (224, 224, 3)  # an exact size has no such images
+    assert Preprocess(224, 256).prepare(Image.new("RGB", (2_000, 2))).shape == (224, 224, 3)

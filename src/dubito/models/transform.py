@@ -19,12 +19,14 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from dubito.errors import ModelError, ValueRangeError
+from dubito.errors import BrokenImageError, ModelError, ValueRangeError
 from dubito.threads import RandomStates, one_at_a_time
 from dubito.types import Json, Transform
 from dubito.validate import check_choice
 
 _REPEATS = 10
+_LARGEST = 89 * 10**6
+"""Pixels of a resized image, as many as Pillow decodes without a warning."""
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 """Those of torchvision, which is imported where images are resized: it is slow to import."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -80,6 +82,11 @@ class Preprocess:
 
         if self.resize is not None:
             target = self.resize if isinstance(self.resize, int) else list(self.resize)
+            if isinstance(target, int) and target**2 * max(image.size) > _LARGEST * min(image.size):
+                raise BrokenImageError(
+                    f"an image of {image.width}x{image.height} pixels is too long and thin: with {target} pixels on "
+                    f"its short side, as the model needs, it would have more than {_LARGEST // 10**6} million. Crop it."
+                )
             image = pixels.resize(image, target, InterpolationMode(self.interpolation))
         if (image.height, image.width) != self.size:
             image = pixels.center_crop(image, list(self.size))
