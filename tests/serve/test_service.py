@@ -68,17 +68,20 @@ def test_it_answers_and_ends_by_a_signal(saved, tmp_path):
 
 
 def test_killed_it_leaves_a_whole_watch_and_no_processes(saved, tmp_path):
-    for turn in range(2):
-        with running(saved, "--watch", str(tmp_path / "watch")) as (process, shown):
-            with httpx.Client(base_url=shown["address"], timeout=30) as client:
-                for one in pictures(5 + turn):
-                    assert client.post("/guard", content=one).status_code == 200
-            children = psutil.Process(process.pid).children(recursive=True)
-            assert children
-            process.send_signal(signal.SIGKILL)
-            process.communicate(timeout=10)
-            assert psutil.wait_procs(children, timeout=10)[1] == []
-    assert dubito.Guard.load(saved).watch(tmp_path / "watch").report().images == 11  # all that were answered
+    guard = dubito.Guard.load(saved)
+    with running(saved, "--watch", str(tmp_path / "watch")) as (process, shown):
+        with httpx.Client(base_url=shown["address"], timeout=30) as client:
+            for one in pictures(5):
+                assert client.post("/guard", content=one).status_code == 200
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=10)
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    watch = guard.watch(tmp_path / "watch")
+    assert watch.report().images == 5  # all that were answered
+    cache = dubito.open(saved.parent / "cache")
+    assert watch.update(guard.decide(cache.rows(slice(0, 6)))).images == 11  # and it goes on from there
 
 
 def test_an_empty_key_is_refused(saved):
