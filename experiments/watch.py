@@ -3,15 +3,16 @@
     python experiments/watch.py --data DIR --more-data DIR [--cache DIR] [--streams 1000] [--write]
 
 Data and caches are those of guarantee.py (`cifar10`: ResNet-20 on CIFAR-10's test images; `imagenet`:
-EfficientNet-Lite0 on 2,000 photographs); corrupted images are extracted beside them, and `tiny_imagenet`, `textures`
-and `cifar10_photos` are taken if guard_shift.py has left them there (the last one under the name cifar10).
+EfficientNet-Lite0 on 2,000 photographs); corrupted images are extracted beside them, and photographs that others took
+and labelled by the same rules (ImageNetV2: a new camera), new classes (house numbers for CIFAR-10, textures for
+ImageNet; all of the images or a share), and fewer classes (label shift).
 
 The images of a table are the population: guards are fitted on 1,000 images, and streams drawn from it, with
 replacement, so that streams without a change are exchangeable with the calibration images.
 
     false alarms   the share of streams of 1,000 unchanged images with an alarm; at most alpha = 0.01
-    delay          300 unchanged images, then changed ones: how many of these until the alarm, the median of 20 streams;
-                   null where most streams have none within 700
+    delay          300 unchanged images (once 10,000), then changed ones: how many of these until the alarm, the median
+                   of 20 streams; null where most streams have none within 700
 
 Beside "watch", all of its tests together, are martingales of other packages on the same uncertainties, each with all of
 alpha: crepes' SimpleJumper, SleeperStayer and their CompositeMartingale on its semi-online p-values, and MAPIE's jumper
@@ -29,29 +30,45 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from _expected import write_expected
 from _resnet_cifar import resnet
 from guarantee import table_of
+from PIL import Image
 from rich.progress import track
 
 import dubito
 from dubito.data import Corrupted, Subset
 from dubito.errors import DubitoWarning
 from dubito.guard import Decisions, Guard
-from dubito.table import Table
+from dubito.table import Table, concat
 
 EXPECTED = Path(__file__).parent / "expected" / "watch.json"
 ALPHA = 0.01
-KNOWN, BEFORE, AFTER, GUARDS, REPEATS = 1000, 300, 700, 10, 20
-CORRUPTED = 400
+KNOWN, BEFORE, LATE, AFTER, GUARDS, REPEATS = 1000, 300, 10_000, 700, 10, 20
+MOST = 400
 LEVELS = [("blur", 1), ("blur", 3), ("noise", 1), ("noise", 3), ("zoom", 2), ("zoom", 4)]
-SETS = ("tiny_imagenet", "textures", "cifar10_photos")
+NEW_CLASSES = (0.1, 0.3, 1.0)
+FEWER_CLASSES = (2, 10)
+"""One class in so many is left."""
 
 Detector = Callable[[np.ndarray, np.ndarray, int], int | None]
+
+
+class Change(NamedTuple):
+    """Other images, which share of a stream they are, and how many unchanged ones come before."""
+
+    table: Table
+    share: float = 1.0
+    before: int = BEFORE
+
+    def draw(self, unchanged: int, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Rows of the unchanged images and, behind them, these."""
+        changed = unchanged + rng.integers(len(self.table), size=n)
+        return np.where(rng.random(n) < self.share, changed, rng.integers(unchanged, size=n))
 
 
 def main() -> None:
@@ -75,7 +92,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def extracted(name: str, data: Path, more_data: Path, cache: Path) -> tuple[Table, dict[str, Table]]:
+def extracted(name: str, data: Path, more_data: Path, cache: Path) -> tuple[Table, dict[str, Change]]:
     """The population, and changed images by kind of the change."""
     # Without ids: what is drawn twice is no duplicate here.
     population = table_of(name, data, more_data, cache).select("logit", "feature", "label")
@@ -83,29 +100,41 @@ def extracted(name: str, data: Path, more_data: Path, cache: Path) -> tuple[Tabl
         small = dubito.Preprocess(size=(32, 32), resize=(32, 32))
         model: Any = dubito.wrap(resnet(20, data / "cifar10_resnets"), transform=small, classes=10, name="resnet20")
         images = dubito.open_images(f"{more_data / 'cifar10.npz'}#test")
+        digits = np.asarray(Image.open(data / "svhn_test_dev5000" / "images.png")).reshape(-1, 32, 32, 3)
+        others = {"new classes": dubito.open_images(digits)}
     else:
         model = dubito.load("pypi:efficientnet_lite0")
         images = dubito.open_images(data / "imagenet_val_dev2000" / "images256.zip")
-    some = Subset(images, np.linspace(0, len(images) - 1, CORRUPTED).astype(int).tolist())
-    changed = {
-        f"{kind} {level}": dubito.extract(
-            model, Corrupted(some, kind, level), to=cache / f"{name}_{kind}_{level}", label_space="own"
-        )
-        for kind, level in LEVELS
+        others = {
+            "new classes": dubito.open_images(data / "dtd10_dev400" / "images.zip"),
+            "new camera": dubito.open_images(data / "imagenetv2_10k" / "images224.zip"),
+        }
+    corrupted = {f"{kind} {level}": Corrupted(_some(images), kind, level) for kind, level in LEVELS}
+    sets = {**corrupted, **{kind: _some(one) for kind, one in others.items()}}
+    tables = {
+        kind: dubito.extract(model, one, to=cache / f"{name}_{kind.replace(' ', '_')}", label_space="own")
+        for kind, one in sets.items()
     }
-    for other in SETS if name == "imagenet" else ():
-        if (cache / other / "manifest.json").is_file():
-            changed[other] = dubito.open(cache / other)
-    half = population.label % 2 == 0
-    changed["half of the classes"] = population.rows(half.nonzero()[:, 0])
-    return population, changed
+    new = tables.pop("new classes")
+    changes = {kind: Change(table) for kind, table in tables.items()}
+    changes[f"noise 3 after {LATE:,} images"] = Change(tables["noise 3"], before=LATE)
+    changes |= {f"new classes, {share:.0%}": Change(new, share) for share in NEW_CLASSES}
+    for left in FEWER_CLASSES:
+        rows = (population.label % left == 0).nonzero()[:, 0]
+        changes[f"one class in {left} left"] = Change(population.rows(rows))
+    return population, changes
 
 
-def study(population: Table, changed: dict[str, Table], streams: int, name: str) -> dict[str, Any]:
+def _some(images: Any) -> Subset:
+    """At most `MOST` of them, evenly spaced."""
+    return Subset(images, np.linspace(0, len(images) - 1, min(MOST, len(images))).astype(int).tolist())
+
+
+def study(population: Table, changes: dict[str, Change], streams: int, name: str) -> dict[str, Any]:
     """False alarms and delays of every detector."""
     detectors: dict[str, Detector] = peers()
     alarms: dict[str, list[bool]] = {key: [] for key in ("watch", *detectors)}
-    delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in alarms} for kind in changed}
+    delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in alarms} for kind in changes}
     for seed in track(range(GUARDS), name):
         rng = np.random.default_rng(seed)
         known = population.rows(torch.from_numpy(rng.integers(len(population), size=KNOWN)))
@@ -115,14 +144,15 @@ def study(population: Table, changed: dict[str, Table], streams: int, name: str)
             stream = rows(usual, rng.integers(len(population), size=1000))
             for key, alarm in detected(guard, [stream], detectors, seed).items():
                 alarms[key].append(alarm is not None)
-        for kind, table in changed.items():
-            new = guard.decide(table.select("logit", "feature"))
+        for kind, change in changes.items():
+            both = concat([population.select("logit", "feature"), change.table.select("logit", "feature")])
+            new = guard.decide(both)
             for _ in range(REPEATS // GUARDS):
-                before = rows(usual, rng.integers(len(population), size=BEFORE))
-                after = rows(new, rng.integers(len(new), size=AFTER))
+                before = rows(usual, rng.integers(len(population), size=change.before))
+                after = rows(new, change.draw(len(population), AFTER, rng))
                 for key, alarm in detected(guard, [before, after], detectors, seed).items():
-                    late = alarm is not None and alarm >= BEFORE
-                    delays[kind][key].append(alarm - BEFORE + 1 if late and alarm is not None else math.inf)
+                    found = alarm is not None and alarm >= change.before
+                    delays[kind][key].append(alarm - change.before + 1 if found and alarm is not None else math.inf)
     medians = {
         kind: {key: None if math.isinf(middle := float(np.median(one))) else middle for key, one in by.items()}
         for kind, by in delays.items()
