@@ -91,13 +91,14 @@ def write_sealed(path: Path, entries: Mapping[str, Any], *, compact: bool = Fals
     Args:
         path: The file.
         entries: What it says.
-        compact: On one line, which is ten times faster to write: for files that nobody reads but we.
+        compact: On one line, ten times faster, for files that are written often; all keys must be text.
     """
-    plain = json.loads(json.dumps(dict(entries), allow_nan=False))  # what reading it back will give
     if compact:
-        write_file(path, (json.dumps({**plain, "digest": _digest(plain)}) + "\n").encode())
-    else:
-        write_json(path, {**plain, "digest": _digest(plain)})
+        text = json.dumps(dict(entries), sort_keys=True, allow_nan=False)
+        write_file(path, f'{{"digest": "{_hash(text)}", {text[1:]}\n'.encode())
+        return
+    plain = json.loads(json.dumps(dict(entries), allow_nan=False))  # what reading it back will give
+    write_json(path, {**plain, "digest": _digest(plain)})
 
 
 def read_sealed(path: Path, *, format: int) -> dict[str, Any]:  # noqa: A002 (the name of the entry)
@@ -398,7 +399,11 @@ def printable(text: str) -> str:
 
 
 def _digest(entries: Mapping[str, Any], tensors: str = "") -> str:
-    return hashlib.blake2b((json.dumps(entries, sort_keys=True) + tensors).encode(), digest_size=16).hexdigest()
+    return _hash(json.dumps(entries, sort_keys=True) + tensors)
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

@@ -71,6 +71,7 @@ class Watch:
         self.guard, self.folder, self.alpha, self.seed = guard, None if folder is None else Path(folder), alpha, seed
         self._lock, self._identity = Lock(), _identity_of(guard, alpha, seed)
         self._state = WatchMemory.of(guard)
+        self._written: tuple[int, ...] = ()
         if self.folder is not None and not (self.folder / _FILE).is_file():
             others = sorted(one.name for one in self.folder.iterdir()) if self.folder.is_dir() else []
             check_empty(self.folder, [one for one in others if one not in _OURS], "watch", "the folder of a watch")
@@ -186,16 +187,19 @@ class Watch:
                 yield self._state
                 return
             with locked(self.folder, seconds=_PATIENCE):
-                state = self._read()
+                state, self._written = self._read(), ()
                 yield state
                 made = {"format": _FORMAT, "of": self._identity, "alpha": self.alpha, "seed": self.seed}
                 write_sealed(self.folder / _FILE, made | state.to_json(), compact=True)
+                self._state, self._written = state, _stamp(self.folder / _FILE)
 
     def _read(self) -> "WatchMemory":
         assert self.folder is not None  # noqa: S101 (our own invariant)
         path = self.folder / _FILE
         if not path.is_file():
             return WatchMemory.of(self.guard)
+        if self._written and self._written == _stamp(path):
+            return self._state  # nobody else has written since
         with _reading(self.folder):
             saved = read_sealed(path, format=_FORMAT)
             if saved["of"] == self._identity:
@@ -252,6 +256,12 @@ class Watch:
             f"watch.label: a label must be a class of the model, by its number or its name; got {label!r}. "
             f"Nothing was changed."
         )
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What differs once a file has been replaced."""
+    about = path.stat()
+    return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 def _awaited(state: "WatchMemory") -> list[str]:
