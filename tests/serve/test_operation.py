@@ -143,7 +143,8 @@ def test_labels_reach_the_watch(guard, tmp_path):
             assert refused.status_code == 422
             assert "a label must be a class of the model" in refused.json()["error"]
             assert len(refused.content) < 1000
-        for body in (b"", b"{", b"[]", b"1", b'"x"', b"\xff", b"[" * 100_000):
+        assert ask.post("/labels", json={third["id"]: "9" * 5000}).status_code == 422
+        for body in (b"", b"{", b'{"x": ' + b"9" * 5000 + b"}", b"[]", b"1", b'"x"', b"\xff", b"[" * 100_000):
             assert ask.post("/labels", content=body).status_code == 422
         assert ask.post("/labels", json={}).status_code == 200
         assert ask.post("/labels", content=bytes(20_000_001)).status_code == 413

@@ -194,7 +194,7 @@ class _Endpoints:
                 raise HTTPException(422, 'the body must be an object of classes by the ids of verdicts: {"ID": "cat"}.')
             try:
                 return _report(await self._while_there(request, self.engine.label(labels)))
-            except GuardError as error:
+            except (GuardError, ValueError) as error:  # or a number of more digits than Python reads
                 raise HTTPException(422, first_words(error, _WORDS)) from error
 
     async def openapi(self, _: Request) -> Response:
