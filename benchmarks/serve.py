@@ -7,8 +7,8 @@
     memory_mb           by how much the service has grown under overload
 
 These are of the service as its guide recommends it on a CPU, from the guard's ONNX export. With `torch_` before them
-they are of the service from PyTorch. The bare model is that of PyTorch in both; `bare_onnx_per_second` is the exported
-one, as bare.
+they are of the service from PyTorch. The bare model is that of PyTorch in both; `onnx_ratio` is the first service over
+the bare exported model, `bare_onnx_per_second`.
 
     python benchmarks/serve.py --data FOLDER [--model pypi:efficientnet_lite0] [--seconds 60] [--clients 8]
 
@@ -118,6 +118,7 @@ def main() -> None:
         measure_bare("torch")
     bare = statistics.median(rates["torch"])
     result = {"bare_per_second": bare, "bare_onnx_per_second": statistics.median(rates["onnx"])}
+    result["onnx_ratio"] = measured["per_second"] / result["bare_onnx_per_second"]
     result |= {"ratio": measured["per_second"] / bare, **measured, "torch_ratio": by_torch["per_second"] / bare}
     result |= {f"torch_{key}": value for key, value in by_torch.items()}
     print(json.dumps({key: round(value, 3) for key, value in result.items()}))

@@ -242,7 +242,10 @@ def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path
     codes = [run("watch", tmp_path / "guard", labelled).code for _ in range(4)]
     assert codes[0] == 0
     assert codes[-1] == 3
-    assert "The guarantee is broken: refused images above 50 % since about image 1 (100 % of all 48)." in run("watch", tmp_path / "guard").out
+    assert (
+        "The guarantee is broken: refused images above 50 % since about image 1 (100 % of all 48)."
+        in run("watch", tmp_path / "guard").out
+    )
 
 
 def test_the_history_of_a_watch_is_shown_beside_its_guard_alone(run: Run, labelled: Path, tmp_path: Path) -> None:

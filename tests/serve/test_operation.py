@@ -174,6 +174,8 @@ def test_an_alarm_of_the_watch_is_a_metric(guard, tmp_path):
             time.sleep(0.1)
         assert samples(service.address)["dubito_watch_alarms", ("images",)] == 1
         assert samples(service.address)["dubito_watch_alarms", ("guarantee",)] == 0
+        guard.watch(tmp_path / "watch").update(guard(pixels(4, seed=9)))  # another process, say
+        assert samples(service.address)["dubito_watch_images", ()] == 260
 
 
 def test_a_watch_that_cannot_write_does_not_stop_the_service(guard, tmp_path, monkeypatch, capfd):

@@ -203,6 +203,12 @@ class Engine:
             self.metrics.watch_errors.inc()
             write_log({"event": "watch failed", "error": f"{type(error).__name__}: {error}"})
 
+    def metrics_text(self) -> bytes:
+        """Counters for Prometheus; those of the watch are of its file, which other processes write, too."""
+        if self.watch is not None:
+            self._update_gauges(self.watch.report())
+        return self.metrics.text()
+
     def _label(self, labels: Json) -> WatchReport:
         assert self.watch is not None  # noqa: S101 (its endpoint exists only with a watch)
         report = self.watch.label(labels)

@@ -174,7 +174,7 @@ class _Endpoints:
 
     async def metrics(self, _: Request) -> Response:
         """Counters for Prometheus."""
-        text = self.engine.metrics.text()
+        text = await run_in_threadpool(self.engine.metrics_text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8", headers=_HEADERS)
 
     async def watch(self, _: Request) -> Response:
