@@ -84,7 +84,8 @@ def test_bodies_that_hold_no_image(client):
 
 
 def test_errors_are_json(client):
-    assert client.get("/nowhere").json() == {"error": "Not Found"}
+    assert client.get("/nowhere").json()["error"].startswith("nothing is answered at this path; /docs lists what is")
+    assert client.get("/guard").json() == {"error": "this path takes POST alone; /docs describes it."}
     assert client.post("/search", content=b"x").status_code == 404  # without an index
     assert client.get("/watch").status_code == client.post("/labels", json={}).status_code == 404  # without a watch
 

@@ -382,8 +382,11 @@ class Guard(Result):
         made = None if self.provenance is None else self.provenance.to_json()
         known = [self.to_dict(), list(self.selection.scores), self.classes, made]
         described = json.dumps(known, sort_keys=True, default=str)
-        arrays = [np.ascontiguousarray(one).tobytes() for _, one in sorted(self.calibration.arrays().items())]
-        return hash_bytes(described.encode(), *arrays).hex()
+        observed = [one for _, one in sorted(self.calibration.arrays().items())]
+        # What scores have learned shows in their values of the reference images.
+        quantiles = [one.numpy() for _, one in sorted(self.selection.reference_quantiles.items())]
+        arrays = [*observed, *quantiles, self.selection.uncertainty_quantiles.numpy()]
+        return hash_bytes(described.encode(), *(np.ascontiguousarray(one).tobytes() for one in arrays)).hex()
 
     def save(self, to: str | Path) -> Path:
         """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from dubito.data.image_set import hash_bytes
 from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard.martingale import tie_breakers
@@ -69,7 +68,7 @@ class Watch:
         check_number(alpha, "(0, 1)", by="watch", what="alpha", hint="0.01 is usual.")
         check_number(seed, "[0, inf)", by="watch", what="seed", whole=True, hint="0 is usual.")
         self.guard, self.folder, self.alpha, self.seed = guard, None if folder is None else Path(folder), alpha, seed
-        self._lock, self._identity = Lock(), _identity_of(guard, alpha, seed)
+        self._lock, self._identity = Lock(), f"{guard.fingerprint}, alpha {alpha!r}, seed {seed}"
         self._state = WatchMemory.of(guard)
         self._written: tuple[int, ...] = ()
         if self.folder is not None and not (self.folder / _FILE).is_file():
@@ -271,9 +270,3 @@ def _awaited(state: "WatchMemory") -> list[str]:
 
 def _reading(folder: str | Path) -> AbstractContextManager[None]:
     return reading(f"the watch in '{folder}'", "Delete it, and watch from now on.")
-
-
-def _identity_of(guard: "Guard", alpha: float, seed: int) -> str:
-    arrays = [np.ascontiguousarray(one).tobytes() for _, one in sorted(guard.calibration.arrays().items())]
-    settings = f"{guard.guarantee}|{guard.threshold.value!r}|{alpha!r}|{seed}"
-    return hash_bytes(settings.encode(), *arrays).hex()

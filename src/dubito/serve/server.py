@@ -279,7 +279,8 @@ class _Endpoints:
             body += piece
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"a request may have at most {self.max_bytes:,} bytes. Send fewer images at a time.")
+        repair = "Shrink the image, or send fewer at a time."
+        return HTTPException(413, f"a request may have at most {self.max_bytes:,} bytes. {repair}")
 
 
 @final
@@ -381,7 +382,12 @@ def _empty() -> Response:
 def _on_error(request: Request, error: Exception) -> Response:
     """Every error as JSON, in words; those of our own code without its details."""
     if isinstance(error, HTTPException):
-        return _error(error.status_code, error.detail, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        usual = {
+            404: "nothing is answered at this path; /docs lists what is. /search needs an index, /watch a watch.",
+            405: f"this path takes {headers.get('Allow', 'another method')} alone; /docs describes it.",
+        }
+        return _error(error.status_code, usual.get(error.status_code, error.detail), headers)
     if isinstance(error, QueueFullError):
         return _error(429, str(error), {"Retry-After": "1"})
     if isinstance(error, BrokenImageError | ImagesError) and not isinstance(error, DecoderError):
