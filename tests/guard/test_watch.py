@@ -111,6 +111,9 @@ def test_labels_that_come_later_count_if_they_were_drawn(guard):
     assert watch.label({"nobody.png": 0}).unknown == 1
     with pytest.raises(GuardError, match=r"a label must be a class of the model, .* got 'cat'\. Nothing was changed"):
         watch.label({others[0]: "cat"})
+    for label in (True, "1" * 5000, -1, 0.5):
+        with pytest.raises(GuardError, match="a label must be a class of the model"):
+            watch.label({others[0]: label})
     with pytest.raises(ImagesError, match=r"labels must be a mapping from image to label, .*; got list"):
         watch.label([0, 1])
 

@@ -247,9 +247,14 @@ class Watch:
         classes = self.guard.classes
         if isinstance(label, str) and classes is not None and label in classes:
             return list(classes).index(label)
-        if (isinstance(label, str) and label.isdecimal()) or (isinstance(label, float) and label.is_integer()):
+        short = isinstance(label, str) and len(label) < 10  # Python refuses to read very long numbers
+        if (short and label.isdecimal()) or (isinstance(label, float) and label.is_integer()):
             label = int(label)
-        if isinstance(label, int | np.integer) and 0 <= label < (len(classes) if classes is not None else math.inf):
+        if (
+            isinstance(label, int | np.integer)
+            and not isinstance(label, bool)
+            and 0 <= label < (len(classes) if classes is not None else math.inf)
+        ):
             return int(label)
         raise GuardError(
             f"watch.label: a label must be a class of the model, by its number or its name; got {label!r}. "
