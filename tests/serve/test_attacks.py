@@ -231,6 +231,7 @@ for one in crowd:
     except ConnectionError:
         pass
     answers[answer[9:12].decode()] += 1
+    one.close()
 print(json.dumps(answers))
 """
 
