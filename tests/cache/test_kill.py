@@ -37,7 +37,7 @@ def finish(server, photos, cache, epochs=1):
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize(("epochs", "least"), [(1, 20), (3, 6)])
+@pytest.mark.parametrize(("epochs", "least"), [(1, 9), (3, 3)])
 def test_kills_at_random_instants_lose_nothing(server, tmp_path, epochs, least):
     photos = image_folder(tmp_path / "photos", count=96 // epochs)
     finish(server, photos, tmp_path / "warm-up", epochs)
@@ -60,7 +60,7 @@ def test_kills_at_random_instants_lose_nothing(server, tmp_path, epochs, least):
             unfinished += not (cache / "manifest.json").exists() or contents(cache) != expected
         finish(server, photos, cache, epochs)
         assert contents(cache) == expected
-    assert unfinished >= least // 4, "the kills came too late to test anything"
+    assert unfinished >= max(1, least // 4), "the kills came too late to test anything"
 
 
 def test_finished_shards_are_not_done_again(server, tmp_path):
