@@ -7,7 +7,8 @@ from torch import Tensor
 from dubito import Table
 from dubito.errors import TableError
 from dubito.table import overlap as _shared
-from dubito.table.overlap import example, shared_rows
+from dubito.table.overlap import example, shared_rows, sketch
+from dubito.table.views import Computed
 from dubito.validate import check_disjoint
 
 
@@ -101,28 +102,98 @@ def test_in_blocks_the_same_rows_are_found(sizes: tuple[int, int], monkeypatch: 
     whole = shared_rows(Table(feature=x), Table(feature=y))
     assert whole.here.tolist() == list(range(shared))
     monkeypatch.setattr(_shared, "_AT_ONCE", 8)
-    monkeypatch.setattr(_shared, "_BLOCK", 32)
+    monkeypatch.setattr(_shared, "_COMPARED", 32)
     result = shared_rows(Table(feature=x), Table(feature=y))
     assert torch.equal(result.here, whole.here)
     assert ((result.there == whole.there) | (result.there <= 1)).all()
 
 
+def brute_force(x: Tensor, y: Tensor) -> list[tuple[int, int]]:
+    """Every row with every other, by the definition alone; float32 rows of which none is exact in half precision."""
+    x, y = x.double(), y.double()
+    spread = torch.stack([x.std(0, correction=0), y.std(0, correction=0)])
+    joint = (spread.square().mean(0) + (x.mean(0) - y.mean(0)) ** 2 / 4).sqrt()
+    pairs = []
+    for i, row in enumerate(x):
+        apart = (row - y).abs()
+        ratio = (apart / (1e-3 * spread.amin(0) + 3e-6 * row.abs().max())).amax(1)
+        ratio[(apart / (joint + 1e-3 * joint.mean())).square().mean(1) > 0.15**2] = torch.inf
+        ratio[(y == y[:, :1]).all(1)] = torch.inf
+        if ratio.min() <= 1 and len(row.unique()) > 1:
+            pairs.append((i, int(ratio.argmin())))
+    return pairs
+
+
+def tables_of(kind: str, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two sets of rows with many that differ by about the tolerance, in features as models have them."""
+    y = torch.randn(700, 40, generator=draw)
+    if kind == "sparse":
+        y = (y - 1.3).relu()  # nine of ten values are zero
+    elif kind == "correlated":
+        y = y[:, :2] @ torch.randn(2, 40, generator=draw) + 0.01 * y
+    elif kind == "clustered":
+        y = y[torch.randint(5, (700,), generator=draw)] + 0.003 * y
+    elif kind == "outliers":
+        y[::9] *= 100
+    x = y[torch.randperm(700, generator=draw)[:400]]
+    tolerance = 1e-3 * y.std(0) + 3e-6 * x.abs().amax(1, keepdim=True)
+    size = torch.rand(400, 1, generator=draw) * 2  # half of the rows are within their tolerance
+    return x + size * tolerance * (2 * torch.rand(x.shape, generator=draw) - 1), y
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "correlated", "clustered", "outliers"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_same_rows_are_found_as_by_comparing_all_with_all(kind: str, swap: bool) -> None:
+    for seed in range(3):
+        x, y = tables_of(kind, torch.Generator().manual_seed(seed))
+        x, y = (y, x) if swap else (x, y)
+        expected = brute_force(x, y)
+        assert 50 < len(expected) < 399
+        result = shared_rows(Table(feature=x), Table(feature=y))
+        assert list(zip(result.here.tolist(), result.there.tolist(), strict=True)) == expected
+
+
+def test_rows_that_reach_too_many_cells_are_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = tables_of("outliers", torch.Generator().manual_seed(0))
+    expected = brute_force(x, y)
+    monkeypatch.setattr(_shared, "_PROBES", 0)
+    result = shared_rows(Table(feature=x), Table(feature=y))
+    assert list(zip(result.here.tolist(), result.there.tolist(), strict=True)) == expected
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pairs of rows each call compares in all columns."""
+    numbers: list[int] = []
+    ratios = _shared._Comparison.ratios
+    monkeypatch.setattr(_shared._Comparison, "ratios", lambda self, i, j: numbers.append(len(i)) or ratios(self, i, j))
+    return numbers
+
+
+def test_copies_of_one_image_do_not_multiply_the_comparisons(
+    compared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_shared, "_IN_CELL", 8)
+    x = torch.cat([features(1, 5).repeat(1000, 1), features(500, 0)])
+    assert len(shared_rows(Table(feature=x), Table(feature=x[500:])).here) == 1500
+    assert sum(compared) < 1.3 * (1000 * 8 + 500)  # there are 500,000 pairs of copies
+
+
 @pytest.mark.parametrize("larger", ["table", "other"])
-def test_of_the_larger_table_a_block_is_in_memory(larger: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subset, many = Table(feature=features(40, 0)), Table(feature=features(500, 1))
-    searched = []
-    nearest_rows = _shared._nearest_rows
-
-    def watched(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
-        searched.append((len(queries), len(bank)))
-        return nearest_rows(queries, bank)
-
-    monkeypatch.setattr(_shared, "_nearest_rows", watched)
-    monkeypatch.setattr(_shared, "_AT_ONCE", 32)
-    monkeypatch.setattr(_shared, "_BLOCK", 64)
-    shared_rows(*((many, subset) if larger == "table" else (subset, many)))
-    blocks = [64] * 7 + [52]
-    assert searched == [(one, 40) if larger == "table" else (40, one) for one in blocks]
+def test_rows_are_read_in_blocks_and_compared_a_constant_number_of_times(
+    larger: str, compared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in ("_AT_ONCE", "_SAMPLE", "_COMPARED"):
+        monkeypatch.setattr(_shared, size, 64)
+    work, read = [], []
+    for n in (2000, 4000):
+        x = features(n, 0)
+        kept = Computed(tuple(x.shape), lambda rows, x=x: read.append(len(x[rows])) or x[rows])
+        few, many = Table(feature=x[: n // 2]), Table(feature=kept)
+        assert len(shared_rows(*((many, few) if larger == "table" else (few, many))).here) == n // 2
+        work.append(sum(compared) - sum(work))
+    assert max(read) <= 64
+    assert work[1] < 2.2 * work[0] < 2.2 * 1.3 * 1000
 
 
 def test_tables_that_cannot_be_compared_share_nothing() -> None:
@@ -158,3 +229,30 @@ def test_images_that_were_extracted_anew_in_other_batches_are_refused() -> None:
     with pytest.raises(TableError, match=r"at least 3 of the 200 images of mine are also in train \(theirs\)"):
         check_disjoint(table, train, by="fit", what="train", harm="No.")
     check_disjoint(table, train.rows(range(102)), by="fit", what="train", harm="No.")
+
+
+@pytest.mark.parametrize("how", ["relative", "absolute", "half"])
+@pytest.mark.parametrize("width", [8, 96])
+def test_a_sketch_recognises_images_without_their_table(how: str, width: int) -> None:
+    x = features(2000, 0, width)
+    kept = sketch(Table(feature=x, logit=x[:, :3]))
+    assert kept is not None
+    assert kept.shape == (2000, min(width, 8))
+    new = sketch(Table(feature=torch.cat([features(300, 1, width), again(x[500:700], how)])))
+    result = shared_rows(Table(feature=new), Table(feature=kept))
+    assert (result.there == result.here + 200).all()
+    assert len(result.here) == 200 or (how == "half" and len(result.here) > 100)  # some differ by too many steps
+
+
+def test_a_sketch_is_of_logits_without_features_and_of_nothing_where_these_are_few() -> None:
+    x = features(50, 0, 8)
+    assert torch.equal(sketch(Table(logit=x)), x)
+    assert sketch(Table(logit=x[:, :3])) is None
+    assert sketch(Table(feature=x[:, :2], logit=x)) is None
+    assert sketch(Table(feature=x).rows([])).shape == (0, 8)
+
+
+def test_a_sketch_of_other_images_raises_no_false_alarm() -> None:
+    for seed in range(3):
+        x = sketch(Table(feature=features(21_000, seed)))
+        assert not len(shared_rows(Table(feature=x[:1000]), Table(feature=x[1000:])).here)
