@@ -86,7 +86,11 @@ def test_an_approximation_measures_as_it_searches(monkeypatch):
     index = SafeIndex.build(x, u, clean="none")
     index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
     monkeypatch.setattr(memory, "_most_similar", None)  # to compare all items would fail
-    assert index.search(x[:20], u[:20], k=1, sets=True).sets == exact
+    approximate = index.search(x[:20], u[:20], k=1, sets=True).sets
+    assert [one.ids for one in approximate] == [one.ids for one in exact]
+    for one, other in zip(approximate, exact, strict=True):
+        assert one.similarities == pytest.approx(other.similarities, abs=1e-6)
+        assert one.radius == pytest.approx(other.radius, abs=1e-6)
 
 
 def test_equal_uncertainties_and_few_items():

@@ -10,16 +10,15 @@ Threads may search concurrently, because a search moves nothing. No other call m
     index.json                  what the index is, and which of the other files belong to it; replaced last
     vectors-HASH.safetensors    unit vectors (n, d) float32, the kept ones first; may be memory-mapped
     items-HASH.safetensors      uncertainties, classes and ids, row by row
-    approximate-HASH.faiss      the approximation, if there is one
+    approximate-HASH.safetensors   what an approximation has learned, if there is one (`approximate.py`)
     score-HASH/                 the score of the index, if it has one
 
 Everything that is read is checked: names, sizes, shapes and counts, and with `check` every byte against its checksum.
-An approximation is read by faiss, whose reader is not made for hostile files.
+faiss reads no file.
 """
 
 import heapq
 import json
-import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -32,10 +31,12 @@ import faiss
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64, Shaped
+from safetensors import numpy as safetensors_numpy
 from safetensors.torch import load_file, save
 
 from dubito.cache.disk import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
+from dubito.search import approximate
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.inputs import stored_id
 from dubito.search.rule import Rule, Thresholds
@@ -46,8 +47,6 @@ _SWAP = 16_384
 """Rows that are moved, or written, together."""
 _CANDIDATES = 4
 """Candidates taken from an approximation for each neighbour that is returned."""
-_TRAINING = 64
-"""Vectors per centre that the centres of an IVF are learned from."""
 _most_similar: Callable[..., tuple[Any, Any]] = partial(faiss.knn, metric=faiss.METRIC_INNER_PRODUCT)
 
 
@@ -146,27 +145,15 @@ class MemoryBackend:
 
     def build_approximation(self, kind: str | None, effort: int | None) -> str:
         """Codes of the kept rows; by default an IVF with eight bits per number."""
-        centres = 2 ** int(math.log2(max(1, min(2 * math.sqrt(self._kept), self._kept / _TRAINING))))
-        kind = kind or f"IVF{centres},SQ8"
+        kind = kind or approximate.default_kind(self._kept)
         try:
-            index = faiss.index_factory(self.width, kind, faiss.METRIC_INNER_PRODUCT)
-            if not index.is_trained:
-                subset = np.random.default_rng(0).permutation(self._kept)[: max(_TRAINING * centres, _SWAP)]
-                index.train(self.vectors[np.sort(subset)])
-            for start in range(0, self._kept, _SWAP):
-                index.add(self.vectors[start : min(start + _SWAP, self._kept)])
-        except RuntimeError as error:
+            self.index = approximate.build(self.vectors[: self._kept], kind, effort)
+        except (RuntimeError, ValueError) as error:
             reason = str(error).rpartition("Error: ")[2].strip()
             raise ValueRangeError(
                 f"SafeIndex.approximate: faiss cannot build '{kind}' of {self._kept} vectors of {self.width} numbers "
-                f"({reason}). Use 'IVF{centres},SQ8', 'HNSW32' or another string that faiss.index_factory takes."
+                f"({reason}). Use '{approximate.default_kind(self._kept)}', 'HNSW32' or another kind of index."
             ) from error
-        # How much of it is searched: lists of an IVF, candidates of an HNSW.
-        if (lists := faiss.try_extract_index_ivf(index)) is not None:
-            lists.nprobe = effort or max(8, lists.nlist // 16)
-        elif isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
-            graph.hnsw.efSearch = effort or 128
-        self.index = index
         return kind
 
     def close(self) -> None:
@@ -182,7 +169,8 @@ class MemoryBackend:
             "items": put("items", ".safetensors", lambda to: to(save(items))),
         }
         if self.index is not None and self.approximation is not None:
-            files["approximate"] = put("approximate", ".faiss", lambda to: _write_approximation(to, self.index))
+            learned = approximate.to_arrays(self.index)
+            files["approximate"] = put("approximate", ".safetensors", lambda to: to(safetensors_numpy.save(learned)))
         return {
             "width": self.width,
             "rows": len(self.ids),
@@ -211,8 +199,10 @@ class MemoryBackend:
         backend.origin, backend._places = Origin.from_json(saved["origin"], where), None
         backend._changed()
         if "approximate" in paths:
-            backend.index = _read_approximation(paths["approximate"], (backend._kept, backend.width))
-            backend.approximation = Approximation(**saved["approximation"])
+            about = Approximation(**saved["approximation"])
+            learned = safetensors_numpy.load_file(paths["approximate"])
+            backend.index = approximate.from_arrays(backend.vectors[: backend._kept], about.kind, learned)
+            backend.approximation = about
         return backend
 
     def _changed(self) -> None:
@@ -281,11 +271,6 @@ def _write_vectors(put: Callable[[bytes], Any], vectors: Float32[np.ndarray, "c 
         put(vectors[start : min(start + _SWAP, rows)].tobytes())
 
 
-def _write_approximation(put: Callable[[bytes], Any], index: Any) -> None:
-    """With our own `put`: faiss's writer does not report that the last bytes found no space."""
-    faiss.write_index(index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
-
-
 def _read_vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[np.ndarray, "n d"]:
     """The vectors of a file that has exactly the bytes they need: nothing larger is ever allocated."""
     room = path.stat().st_size - 8 - shape[0] * shape[1] * 4
@@ -300,15 +285,3 @@ def _read_vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[n
         # Copy-on-write: rows may move in memory while the file stays as it is.
         return np.memmap(path, dtype=np.float32, mode="c", offset=8 + size, shape=shape)
     return np.fromfile(path, dtype=np.float32, offset=8 + size).reshape(shape)
-
-
-def _read_approximation(path: Path, shape: tuple[int, int]) -> Any:
-    """Read, not mapped: faiss would save a mapped one as a reference to a file that is removed later."""
-    try:
-        # Without the flag, lists may be in any file that the index names.
-        index = faiss.read_index(str(path), faiss.IO_FLAG_ONDISK_SAME_DIR)
-    except MemoryError as error:
-        raise ValueError(f"{path.name} needs more memory than there is") from error
-    if (index.ntotal, index.d) != shape:
-        raise ValueError(f"{path.name} holds {index.ntotal} vectors of {index.d} numbers, not {shape[0]} of {shape[1]}")
-    return index
