@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from dubito.errors import ArtefactError, DiskFullError, DubitoError
+from dubito.errors import ArtefactError, DiskFullError, DubitoError, MissingPackageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,9 +47,15 @@ _BYTES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file in one step: write beside it, flush to the disk, rename."""
-    part = path.with_name(path.name + UNFINISHED)
+def write_file(path: Path, data: bytes, *, writer: str | None = None) -> None:
+    """Replace a file in one step: write beside it, flush to the disk, rename.
+
+    Args:
+        path: The file.
+        data: Its content.
+        writer: Eight hex digits that no other writer has, where several may write the same file at the same time.
+    """
+    part = path.with_name(path.name + (f".{writer}" if writer else "") + UNFINISHED)
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -219,7 +225,7 @@ def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
 
 @contextlib.contextmanager
 def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError) -> Iterator[None]:
-    """Turn whatever a damaged file raises into one error that names it; errors of that type pass as they are.
+    """Turn whatever a damaged file raises into one error that names it; that error and missing packages just pass.
 
     Args:
         what: What is being read, with its place.
@@ -233,7 +239,7 @@ def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError)
     """
     try:
         yield
-    except error:
+    except (error, MissingPackageError):
         raise
     except _UNREADABLE as cause:
         reason = f"no {cause}" if type(cause) is KeyError else str(cause) or type(cause).__name__

@@ -72,8 +72,31 @@ def test_hugging_face(folder):
     assert (listed.ids, listed.labels.tolist()) == (paths, [1, 0])
     with pytest.raises(ImagesError, match=r"must be one split; this has the splits 'train', 'test'"):
         open_images(datasets.DatasetDict({"train": pictures, "test": pictures}))
-    with pytest.raises(ImagesError, match="a streaming data set of Hugging Face"):
-        open_images(pictures.to_iterable_dataset())
+
+
+def test_hugging_face_on_disk_and_streaming(folder, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    root = folder({"cat/1.png": "red", "dog/2.png": "lime"})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    cells = [{"bytes": path.read_bytes(), "path": None} for path in sorted(root.rglob("*.png"))]
+    data = datasets.Dataset.from_dict({"image": cells, "label": [0, 1]}, features=features)
+    data.save_to_disk(tmp_path / "saved")
+    saved = open_images(datasets.load_from_disk(tmp_path / "saved"))
+    assert (colours(saved), saved.classes) == (COLOURS, ("cat", "dog"))
+    stream = data.to_iterable_dataset()
+    with pytest.raises(
+        ImagesError, match=r"a streaming data set of Hugging Face, .*'hf://datasets/OWNER.*from_generator"
+    ):
+        open_images(stream)
+    # What the message advises.
+    some = datasets.Dataset.from_generator(
+        stream.take(1).__iter__, features=stream.features, cache_dir=str(tmp_path / "cache")
+    )
+    taken = open_images(some)
+    assert (colours(taken), taken.classes, taken.labels.tolist()) == (COLOURS[:1], ("cat", "dog"), [0])
+    data.to_parquet(tmp_path / "train-0.parquet")
+    files = open_images(str(tmp_path / "train-*.parquet"))
+    assert (colours(files), files.classes, files.labels.tolist()) == (COLOURS, ("cat", "dog"), [0, 1])
 
 
 def test_an_own_module_called_datasets():

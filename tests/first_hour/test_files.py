@@ -101,7 +101,7 @@ def test_formats_with_a_plug_in_are_read_or_listed_with_the_pip_line(model, phot
 def test_nothing_in_a_folder_disappears_without_a_line(photos):
     for name in ("a.txt", "b.txt", "clip.mov", ".hidden.png", "README", ".DS_Store"):
         (photos / name).write_bytes(b"x")
-    with pytest.warns(LeftOutFilesWarning, match=r": left out 2 \.txt, 1 without an ending, 1 \.mov, 1 hidden\.$"):
+    with pytest.warns(LeftOutFilesWarning, match=r": left out 2 \.txt, 1 \.mov, 1 without an ending, 1 hidden\.$"):
         assert len(open_images(photos)) == 4
 
 

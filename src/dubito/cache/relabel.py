@@ -146,6 +146,7 @@ def _relabel(
     manifest.identity["labels"] = disk.hash_labels(values[: manifest.identity["count"]], space)
     manifest.write(folder)
     disk.remove_replaced(folder, manifest)
+    disk.remove_leftovers(folder)
 
 
 def _row_shard(folder: Path, block: _Block, values: Int[Tensor, "n"]) -> Shard:

@@ -1,6 +1,6 @@
-"""Images from folders, files, archives, arrays and data sets, each read as the same simple contract."""
+"""Images from folders, files, archives, tables, arrays and data sets, each read as the same simple contract."""
 
-from dubito.data.archives import ArchiveImages, TarImages
+from dubito.data.archives import ArchiveImages
 from dubito.data.arrays import ArrayImages
 from dubito.data.augment import Augment, Augmented
 from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
@@ -8,6 +8,8 @@ from dubito.data.dataset import DatasetImages
 from dubito.data.files import FileImages
 from dubito.data.image_set import Labelled, Subset
 from dubito.data.open import open_images
+from dubito.data.parquet import ParquetImages
+from dubito.data.tars import TarImages
 
 __all__ = [
     "CORRUPTIONS",
@@ -19,6 +21,7 @@ __all__ = [
     "DatasetImages",
     "FileImages",
     "Labelled",
+    "ParquetImages",
     "Subset",
     "TarImages",
     "corrupt",

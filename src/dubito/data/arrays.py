@@ -2,8 +2,8 @@
 
 An .npz file has the key `images` or `inputs`, and optionally `labels`, `ids` and `classes`. It can hold several parts,
 with keys such as `train_images` and `train_labels`; "file.npz#train" opens one. Arrays stored without compression
-(`numpy.savez`) are memory-mapped, so that any number of worker processes share one copy; compressed ones are unpacked
-into memory once, when the file is opened. Pickled objects are never loaded.
+(`numpy.savez`) are memory-mapped, so that any number of worker processes share one copy; compressed ones, and those of
+files that are not on the disk, are read into memory once. Pickled objects are never loaded.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, in_threads, some
 from dubito.data.labels import LabelValues, to_labels
+from dubito.data.locations import Place, to_readable
 from dubito.errors import ImagesError
 from dubito.storage import reading
 
@@ -107,11 +108,14 @@ class ArrayImages(ImageSet):
         return hash_bytes(b"input", hash_array(row)) if marked else hash_array(row)
 
 
-def open_npz(path: Path, part: str | None = None) -> ArrayImages:
+def open_npz(path: Place, part: str | None = None) -> ArrayImages:
     """The images of an .npz file, or of one part of it."""
     name = str(path) if part is None else f"{path}#{part}"
     repair = "Write plain arrays with numpy.savez(path, images=..., labels=...)."
-    with reading(f"'{name}'", repair, error=ImagesError), zipfile.ZipFile(path) as archive:
+    with (
+        reading(f"'{name}'", repair, error=ImagesError),
+        zipfile.ZipFile(to_readable(path)) as archive,
+    ):
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         prefix, pixels = _choose(list(infos), part, name)
         others = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
@@ -182,9 +186,9 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
         raise ValueError(f"'{info.filename}' of {size} bytes does not fit in memory") from error
 
 
-def _mapped(path: Path, info: zipfile.ZipInfo) -> tuple[Any, ...] | None:
-    """Arguments of numpy.memmap for an array in the file; None if it is compressed, empty or has another size."""
-    if info.compress_type != zipfile.ZIP_STORED:
+def _mapped(path: Place, info: zipfile.ZipInfo) -> tuple[Any, ...] | None:
+    """Arguments of numpy.memmap for an array in a file on the disk; None if it is compressed, empty or damaged."""
+    if info.compress_type != zipfile.ZIP_STORED or not isinstance(path, Path):
         return None
     with path.open("rb") as file:
         # The local header repeats the name and may have other extra bytes than the archive's directory.

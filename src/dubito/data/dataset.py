@@ -15,8 +15,9 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from dubito.data.arrays import position_ids
-from dubito.data.decode import decode, is_url, read_content, to_rgb
+from dubito.data.decode import decode, read_content, to_rgb
 from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
+from dubito.data.locations import to_place
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 from dubito.threads import kept_random_states
 
@@ -131,7 +132,7 @@ class DatasetImages(ImageSet):
         if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
             image = image.get("bytes") or image.get("path") or OSError("it has neither bytes nor a path")
         if isinstance(image, (str, Path)):
-            image = read_content(str(image) if is_url(image) else Path(image))[0]
+            image = read_content(to_place(image))[0]
         if isinstance(image, (bytes, OSError)):
             return decode(image, f"{self.ids[index]} of {self.name}")
         if isinstance(image, Image.Image):

@@ -10,8 +10,8 @@ installed, and otherwise the image is broken and its error has the pip line. Cho
 - The EXIF orientation is applied; EXIF that cannot be parsed counts as none. Colour profiles are not applied.
 - Of several frames the first is read.
 
-What is read is bounded: regular files only, at most `LIMIT` bytes of each, and a URL for at most a minute. Images above
-Pillow's hard limit (179 million pixels) are refused as decompression bombs.
+What is read is bounded: regular files only, at most `LIMIT` bytes of each, and from a web server for at most a minute.
+Images above Pillow's hard limit (179 million pixels) are refused as decompression bombs.
 """
 
 import contextlib
@@ -24,18 +24,21 @@ import stat
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from dubito.data.image_set import hash_bytes
+from dubito.data.locations import Place, is_web, read_range
 from dubito.errors import BrokenImageError
 from dubito.threads import quiet
 
 LIMIT = 512 << 20
-"""Bytes that are read of a file, a member of an archive or a URL: what 179 million pixels take without compression."""
+"""Bytes that are read of an image, wherever it is: what 179 million pixels take without compression."""
 _REPAIR = "Copy it again from its source, or take it out."
 _MAYBE_TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa", "P")
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
@@ -105,13 +108,16 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def read_content(place: Path | str) -> tuple[bytes | OSError, bytes]:
-    """The bytes of a file or, of a text, a URL, or why they cannot be read; and their hash.
+def read_content(place: Place) -> tuple[bytes | OSError, bytes]:
+    """The bytes of a file, or why they cannot be read; and their hash.
 
     What cannot be read is one broken image: the others are still extracted.
     """
+    read: Callable[[Any], bytes] = (
+        read_regular if isinstance(place, Path) else read_url if is_web(place) else _read_object
+    )
     try:
-        content = read_url(place) if isinstance(place, str) else read_regular(place)
+        content = read(place)
     except OSError as error:
         return error, hash_bytes(f"unreadable: {error.errno}".encode())
     return content, hash_content(content)
@@ -150,11 +156,6 @@ def read_url(url: str) -> bytes:
         except OSError as error:
             if not attempts or error.errno in (errno.EFBIG, errno.ETIMEDOUT):
                 raise
-
-
-def is_url(text: object) -> bool:
-    """Whether a text is the address of something on the web."""
-    return isinstance(text, str) and text.lower().startswith(("http://", "https://"))
 
 
 def too_large() -> OSError:
@@ -200,6 +201,13 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
     if status.st_size > LIMIT:
         raise too_large()
+
+
+def _read_object(url: str) -> bytes:
+    content = read_range(url, 0, LIMIT + 1)
+    if len(content) > LIMIT:
+        raise too_large()
+    return content
 
 
 def _download(url: str) -> bytes:

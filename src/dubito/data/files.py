@@ -1,4 +1,4 @@
-"""Images that are files in a folder or of a list, or lie on the web: which files count, and their class folders.
+"""Images that are files, in a folder or of a list, on the disk or elsewhere: which files count, their class folders.
 
 Class folders: leave out the folders that all images share at the top. If every image then still lies in a folder, the
 first one is its class, and sorted names count 0..k-1; otherwise the set has no labels. So `cats/1.jpg, dogs/2.jpg` has
@@ -11,7 +11,7 @@ plug-in: they are broken images, which extraction lists with the reason. A warni
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import final
 
@@ -21,8 +21,9 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.decode import decode, is_url, read_content
+from dubito.data.decode import decode, read_content
 from dubito.data.image_set import ImageSet, in_threads, some
+from dubito.data.locations import Place, absolute, is_url, join, list_files
 from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
 
@@ -37,14 +38,14 @@ _ENDINGS_SHOWN = 6
 
 @final
 class FileImages(ImageSet):
-    """Image files below a root, whose ids are their paths relative to it, with forward slashes; ids may be URLs, too.
+    """Image files below a root, whose ids are their paths relative to it, with forward slashes, or are addresses.
 
     Only paths travel to worker processes. The digest depends on every file's bytes and not on the root.
     """
 
     def __init__(
         self,
-        root: Path,
+        root: Place,
         ids: Sequence[str],
         labels: Int[Tensor, "n"] | None = None,
         classes: Sequence[str] | None = None,
@@ -53,7 +54,7 @@ class FileImages(ImageSet):
     ) -> None:
         super().__init__(name or str(root), ids, labels, classes)
         # Workers on another machine or in another folder must find the same files.
-        self.root = root.absolute()
+        self.root = absolute(root)
 
     def read(self, index: int) -> Image.Image:
         """The image as RGB."""
@@ -73,25 +74,33 @@ class FileImages(ImageSet):
         except BrokenImageError as broken:
             return broken, hashed
 
-    def _place(self, index: int) -> Path | str:
-        return self.ids[index] if is_url(self.ids[index]) else self.root / self.ids[index]
+    def _place(self, index: int) -> Place:
+        return join(self.root, self.ids[index])
 
 
-def open_folder(root: Path) -> FileImages:
+def open_folder(root: Place, paths: Sequence[str] | None = None) -> FileImages:
     """All images in a folder and its sub-folders, with labels if they lie in class folders (see above).
 
     Hidden files and files that are no images are left out, with a warning that counts them. Links are followed, but
     never in a circle.
+
+    Args:
+        root: The folder.
+        paths: What `files_below` returns, if it is known already.
     """
     name = f"folder '{root}'"
-    with reading(name, "Repair its permissions, or move the images.", error=ImagesError):
-        paths = sorted(_walk(root, "", frozenset()))
-    ids = only_images(paths, name)
+    ids = only_images(files_below(root) if paths is None else paths, name)
     return FileImages(root, ids, *class_folders(ids, name))
 
 
-def listed_ids(root: Path, paths: Sequence[str], what: str, repair: str) -> list[str]:
-    """The ids of listed files and URLs; ImagesError for files that do not exist.
+def files_below(root: Place) -> list[str]:
+    """The path of every file in a folder and its sub-folders, relative to it, sorted; a hidden folder is one path."""
+    with reading(f"folder '{root}'", "Repair its permissions, or move the images.", error=ImagesError):
+        return sorted(_walk(root, "", frozenset())) if isinstance(root, Path) else list_files(root)
+
+
+def listed_ids(root: Place, paths: Sequence[str], what: str, repair: str) -> list[str]:
+    """The ids of listed files; ImagesError for files on the disk that do not exist.
 
     Args:
         root: The folder that paths are relative to.
@@ -100,6 +109,8 @@ def listed_ids(root: Path, paths: Sequence[str], what: str, repair: str) -> list
         repair: What the error advises, a sentence.
     """
     ids = [path if is_url(path) else Path(path).as_posix() for path in paths]
+    if not isinstance(root, Path):
+        return ids
     # Pipes and devices exist: as in a folder, they are skipped when images are read.
     missing = [key for key in ids if not (is_url(key) or ((root / key).exists() and not (root / key).is_dir()))]
     if missing:
@@ -132,42 +143,52 @@ def class_folders(ids: Sequence[str], name: str) -> tuple[Int[Tensor, "n"] | Non
     return torch.tensor(np.searchsorted(classes, names)), classes
 
 
-def only_images(paths: Sequence[str], name: str, used: frozenset[str] = frozenset()) -> list[str]:
+def only_images(paths: Iterable[str], name: str) -> list[str]:
     """The paths of images that are not hidden; a warning counts the other files, by ending.
 
     Args:
         paths: The paths of all files.
         name: What messages call their place.
-        used: Files that are no images, but used all the same.
 
     Raises:
         ImagesError: There are no images.
     """
-    hidden = {path for path in paths if is_hidden(path)}
-    images = [path for path in paths if is_image(path) and path not in hidden]
-    others = [path for path in paths if not is_image(path) and path not in hidden]
+    images, others = separate(paths)
+    report_others(others, name, images=len(images))
+    return images
+
+
+def separate(paths: Iterable[str]) -> tuple[list[str], "Counter[str]"]:
+    """The paths of images that are not hidden, and the number of other files by ending, or as hidden or system."""
+    images: list[str] = []
+    others: Counter[str] = Counter()
+    for path in paths:
+        if not is_hidden(path) and is_image(path):
+            images.append(path)
+        elif any(part.startswith(_SYSTEM) for part in path.split("/")):
+            others["system"] += 1
+        else:
+            others["hidden" if is_hidden(path) else _ending(path)] += 1
+    return images, others
+
+
+def report_others(others: "Counter[str]", name: str, *, images: int) -> None:
+    """Warn of files that are left out, as `separate` counts them; ImagesError without any image."""
+    endings = {ending: count for ending, count in sorted(others.items()) if ending not in ("hidden", "system")}
     if not images:
-        endings = sorted({_ending(path) for path in others})
-        got = "got hidden files only" if hidden else "it is empty"
-        got = f"got {len(others)} other files, with endings {some(endings, 6)}" if others else got
+        got = "got hidden files only" if others else "it is empty"
+        got = f"got {sum(endings.values())} other files, with endings {some(list(endings), 6)}" if endings else got
         raise ImagesError(f"{name} must hold images ({' '.join(SUFFIXES)}); {got}. Check the path.")
-    counts = Counter(
-        "hidden" if path in hidden else _ending(path) for path in (*others, *hidden) if _counts(path, used)
-    )
+    counts = Counter(endings | ({"hidden": others["hidden"]} if others["hidden"] else {}))
     if counts:
         kinds = [f"{count} {ending}" for ending, count in counts.most_common(_ENDINGS_SHOWN)]
         rest = counts.total() - sum(count for _, count in counts.most_common(_ENDINGS_SHOWN))
         left = ", ".join(kinds + [f"{rest} others"] * (rest > 0))
         warnings.warn(f"{name}: left out {left}.", LeftOutFilesWarning, stacklevel=users_level())
-    return images
 
 
 def _ending(path: str) -> str:
     return PurePosixPath(path).suffix.lower() or "without an ending"
-
-
-def _counts(path: str, used: frozenset[str]) -> bool:
-    return path not in used and not any(part.startswith(_SYSTEM) for part in path.split("/"))
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:

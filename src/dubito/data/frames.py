@@ -40,7 +40,9 @@ def open_hugging_face(dataset: Any) -> FileImages | DatasetImages:
     if not hasattr(dataset, "__len__"):
         raise ImagesError(
             "images must be readable in any order; got a streaming data set of Hugging Face, which is read from front "
-            "to back only. Load it with streaming=False, or take some: datasets.Dataset.from_list(list(data.take(n)))."
+            "to back only. Open its files instead, which are read in place, such as "
+            "'hf://datasets/OWNER/NAME/data/train-*.parquet', or load it with streaming=False, or take some: "
+            "datasets.Dataset.from_generator(data.take(n).__iter__, features=data.features)."
         )
     features, plain = dataset.features, dataset.with_format(None)
     header = tuple(features)

@@ -15,6 +15,7 @@ keyed by the text of its cell; `find_rows` matches such keys with the ids of a t
 """
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from dubito.data.files import is_image
 from dubito.data.image_set import Labelled, some
+from dubito.data.locations import Place, open_binary, to_place
 from dubito.errors import ImagesError
 from dubito.storage import reading
 from dubito.types import Images
@@ -212,13 +214,17 @@ def label_column(header: Sequence[str]) -> int | None:
     return next((names.index(name) for name in LABEL_COLUMNS if name in names), other)
 
 
-def read_csv(path: Path) -> Listing:
+def read_csv(path: Place) -> Listing:
     """A CSV file with commas, or .tsv with tabs, in UTF-8 but for file names; the first line names the columns."""
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         there = "it is a folder" if path.is_dir() else "it is a pipe or device" if path.exists() else "there is none"
         raise ImagesError(f"CSV file '{path}' must be a file; {there}. Check the path.")
-    with _reading(path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    with (
+        _reading(path),
+        open_binary(path) as binary,
+        io.TextIOWrapper(binary, newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
+    ):
+        reader = csv.reader(file, delimiter="\t" if str(path).lower().endswith(".tsv") else ",")
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     if len(lines) < 2:
         raise ImagesError(
@@ -279,7 +285,7 @@ def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
 
     The first of `PATH_COLUMNS` that is there names the image, else the first column.
     """
-    path = Path(csv).expanduser()
+    path = to_place(csv)
     table = read_csv(path)
     cells = table.column(table.position(_SETS))
     label_sets = [[_whole(part, path, _SETS) for part in cell.split()] for cell in cells]
@@ -291,7 +297,7 @@ def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
 
     Images are named as for `read_label_sets`. Images without votes do not occur.
     """
-    path = Path(csv).expanduser()
+    path = to_place(csv)
     table = read_csv(path)
     columns = {name: table.position(name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
     by_image: dict[str, dict[int, Votes]] = {}
@@ -334,7 +340,7 @@ def labels_by_image(labels: Labels) -> Mapping[Any, Any]:
             f"the image of every label."
         )
     what = f"labels file '{labels}'" if from_file else "labels"
-    table = read_csv(Path(labels).expanduser()) if from_file else read_frame(labels)
+    table = read_csv(to_place(labels)) if from_file else read_frame(labels)
     column = table.label
     if column is None or column == table.paths:
         raise ImagesError(
@@ -392,11 +398,11 @@ def _unique(names: Iterable[str]) -> dict[str, int]:
     return {name: position for position, name in enumerate(listed) if counts[name] == 1}
 
 
-def _whole(text: str, path: Path, column: str) -> int:
+def _whole(text: str, path: Place, column: str) -> int:
     if not text.isdecimal():
         raise ImagesError(f"column '{column}' of '{path}' must hold whole numbers from 0; got '{text}'. Correct it.")
     return int(text)
 
 
-def _reading(path: Path) -> AbstractContextManager[None]:
+def _reading(path: Place) -> AbstractContextManager[None]:
     return reading(f"CSV file '{path}'", "Save it as text in UTF-8.", error=ImagesError)

@@ -5,26 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from dubito.choices import nearest
-from dubito.data.archives import TARS, ArchiveImages, TarImages
+from dubito.data.archives import ArchiveImages
 from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
-from dubito.data.decode import is_url
-from dubito.data.files import SUFFIXES, FileImages, is_image, listed_ids, open_folder
+from dubito.data.files import SUFFIXES, FileImages, files_below, is_image, listed_ids, open_folder
 from dubito.data.frames import is_hugging_face, open_frame, open_hugging_face
 from dubito.data.image_set import ImageSet, some
 from dubito.data.labels import Labels, is_frame, is_series, read_csv, to_labels, with_labels
+from dubito.data.locations import Place, absolute, expand, is_pattern, is_web, join, names_of, parent, to_place
+from dubito.data.parquet import PARQUETS, open_parquet
+from dubito.data.tars import TARS, TarImages
 from dubito.errors import ImagesError
 from dubito.types import Images
 
 _ACCEPTED = (
-    "a folder, an image, a URL, a .csv, .tsv, .zip, .tar or .npz file, a list of paths, an array, a tensor, "
+    "a folder, an image, a URL, a .csv, .tsv, .zip, .tar, .parquet or .npz file, a list of paths, an array, a tensor, "
     "a DataFrame, a Hugging Face data set, or a torch Dataset with a length"
 )
+_SHARDS: dict[tuple[str, ...], Callable[..., Images]] = {TARS: TarImages, PARQUETS: open_parquet}
+"""By the endings of files that make up a set together, what opens them."""
 
 
 def open_images(source: Any, labels: Labels | None = None) -> Images:
@@ -36,8 +41,11 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
             - a folder of images, flat or with one sub-folder per class;
             - one image: its file, its URL, or a Pillow image;
             - a list of paths and URLs, or of pairs (path, label);
-            - a .csv or .tsv of paths and labels, a .zip or .tar of images, an .npz of arrays ("file.npz#test" is one
-              part);
+            - a .csv or .tsv of paths and labels, a .zip or .tar of images, a .parquet of images or paths, an .npz of
+              arrays ("file.npz#test" is one part);
+            - tar shards, as WebDataset writes them, or .parquet files: a folder of them, a list, or a pattern such as
+              "train-{0000..0099}.tar" or "data/*.parquet";
+            - the address of any of these, such as "s3://bucket/photos", if fsspec has a file system for it;
             - a DataFrame of pandas or polars, or a Hugging Face data set, with a column of paths or images and perhaps
               one of labels;
             - a uint8 array or tensor (n,h,w,3) or (n,h,w) of pixels, or a float one (n,...) of model inputs;
@@ -60,29 +68,31 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
 def one_or_many(source: Any) -> tuple[Images, bool]:
     """Whatever `open_images` takes, and also a single array (h,w,3) or input (3,h,w); and whether it is one image."""
     if isinstance(source, (str, Path)):
-        single = is_url(source) or (is_image(Path(source).name) and not Path(source).is_dir())
-        return open_images(source), single
+        place = to_place(source)
+        one = is_image(str(source)) or (is_web(place) and not _opener(str(source), None))
+        several = place.is_dir() if isinstance(place, Path) and place.exists() else is_pattern(str(source))
+        return open_images(source), one and not several
     if isinstance(source, (np.ndarray, Tensor)) and not _is_text(source):
         single = _is_one_array(source)
         return open_images(source[None] if single else source), single
     return open_images(source), isinstance(source, Image.Image)
 
 
-def open_csv(path: Path) -> FileImages:
+def open_csv(path: Place) -> FileImages:
     """The image files that a CSV lists, in its order, by paths relative to its folder, or by URL.
 
     Columns are found by their names: see `path_column` and `label_column` in `labels.py`.
     """
     table = read_csv(path)
-    column = table.label
+    column, folder = table.label, parent(path)
     repair = (
-        f"Paths are relative to '{path.parent}'; "
+        f"Paths are relative to '{folder}'; "
         f"if the CSV only labels images that are elsewhere, open those and pass it as labels=."
     )
     what = f"column '{table.header[table.paths]}' of {table.name}"
-    ids = listed_ids(path.parent, table.column(table.paths), what, repair)
+    ids = listed_ids(folder, table.column(table.paths), what, repair)
     labels = () if column is None else to_labels(table.column(column), f"column '{table.header[column]}' of '{path}'")
-    return FileImages(path.parent, ids, *labels, name=str(path))
+    return FileImages(folder, ids, *labels, name=str(path))
 
 
 def _open(source: Any) -> Images:
@@ -102,28 +112,64 @@ def _open(source: Any) -> Images:
     raise ImagesError(f"images must come from {_ACCEPTED}; {got}")
 
 
-def _open_files(source: Sequence[Any]) -> FileImages | None:
+def _open_files(source: Sequence[Any]) -> Images | None:
     """The files of a list of paths and URLs, or of pairs (path, label); None for a list of anything else."""
     pairs = all(isinstance(one, tuple) and len(one) == 2 for one in source)
     paths = [one[0] for one in source] if pairs else source
     if not source or not all(isinstance(path, (str, Path)) for path in paths):
         return None
-    ids = listed_ids(Path(), [str(path) for path in paths], "a list of files", "Relative paths start where you are.")
     labels = to_labels([label for _, label in source], "labels of a list of files") if pairs else ()
-    return FileImages(Path(), ids, *labels, name="a list of files")
+    return _open_list(list(map(str, paths)), *labels)
+
+
+def _open_list(
+    paths: Sequence[str],
+    labels: Int[Tensor, "n"] | None = None,
+    classes: Sequence[str] | None = None,
+    *,
+    name: str = "a list of files",
+) -> Images:
+    if labels is None and (images := _open_shards([to_place(path) for path in paths], name)) is not None:
+        return images
+    ids = listed_ids(Path(), paths, name, "Relative paths start where you are.")
+    return FileImages(Path(), ids, labels, classes, name=name)
+
+
+def _open_shards(places: Sequence[Place], name: str) -> Images | None:
+    """Tar or Parquet files as one set; None for other files."""
+    for endings, opener in _SHARDS.items():
+        if all(str(place).lower().endswith(endings) for place in places):
+            return opener(*places, shards=names_of(places), name=name)
+    return None
+
+
+def _open_folder(folder: Place) -> Images:
+    """The images in a folder, or, where it has none, those in its tar or Parquet files."""
+    paths = files_below(folder)
+    if not any(map(is_image, paths)):
+        for endings in _SHARDS:
+            shards = [join(folder, path) for path in paths if path.lower().endswith(endings)]
+            if shards and (images := _open_shards(shards, str(folder))) is not None:
+                return images
+    return open_folder(folder, paths)
 
 
 def _open_path(source: str) -> Images:
     if not source.strip():
         raise ImagesError("images must be a folder or file; got an empty text. Pass its path.")
-    if is_url(source):
-        return _open_url(source)
-    path, part = Path(source).expanduser(), None
+    place = to_place(source)
+    if is_pattern(source) and not (isinstance(place, Path) and place.exists()):
+        return _open_list(expand(source), name=source)
+    return _open_file(place, source) if isinstance(place, Path) else _open_url(place)
+
+
+def _open_file(path: Path, source: str) -> Images:
+    part = None
     if not path.exists() and ".npz#" in source:
         before, part = source.rsplit("#", 1)
         path = Path(before).expanduser()
     if path.is_dir():
-        return open_folder(path)
+        return _open_folder(path)
     if not path.exists():
         there = next(folder for folder in path.parents if folder.is_dir())
         missing = path.relative_to(there).parts[0]
@@ -143,24 +189,24 @@ def _open_path(source: str) -> Images:
     )
 
 
-def _opener(name: str, part: str | None) -> Callable[[Path], Images] | None:
+def _open_url(url: str) -> Images:
+    before, _, part = url.rpartition("#") if ".npz#" in url else (url, "", None)
+    if opener := _opener(before, part):
+        return opener(before)
+    return FileImages(Path(), [url], name=url) if is_web(url) or is_image(url) else _open_folder(absolute(url))
+
+
+def _opener(name: str, part: str | None) -> Callable[[Any], Images] | None:
     """What opens a file that holds or lists images, by its ending."""
-    openers: dict[str, Callable[[Path], Images]] = {
+    openers: dict[str, Callable[[Any], Images]] = {
         ".npz": lambda file: open_npz(file, part),
         ".csv": open_csv,
         ".tsv": open_csv,
         ".zip": ArchiveImages,
         **dict.fromkeys(TARS, TarImages),
+        **dict.fromkeys(PARQUETS, open_parquet),
     }
     return next((opener for ending, opener in openers.items() if name.lower().endswith(ending)), None)
-
-
-def _open_url(url: str) -> FileImages:
-    if _opener(url, None):
-        raise ImagesError(
-            f"a URL must be that of an image; '{url}' is an archive or list. Download it and pass its path."
-        )
-    return FileImages(Path(), [url], name=url)
 
 
 def _is_float(array: Any) -> bool:

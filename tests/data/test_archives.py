@@ -1,14 +1,11 @@
 import multiprocessing
 import pickle
-import tarfile
-from io import BytesIO
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 
-from dubito.data.archives import ArchiveImages, TarImages
-from dubito.data.image_set import hash_images
+from dubito.data.archives import ArchiveImages
 from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning
 from dubito.types import Images
 
@@ -143,74 +140,6 @@ def test_a_forked_child_does_not_move_the_file_position_of_its_parent(archive):
     assert queue.get(timeout=30) == (COLOURS, False)
     process.join()
     assert images._opened is before
-
-
-def write_tar(path: Path, files: dict[str, bytes], *others: tarfile.TarInfo) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, BytesIO(content))
-        for member in others:
-            archive.addfile(member)
-    return path
-
-
-def link(name: str, to: str, kind: bytes) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, to
-    return member
-
-
-@pytest.fixture
-def pngs(folder) -> dict[str, bytes]:
-    root = folder(FILES)
-    return {f"./{name}": (root / name).read_bytes() for name in FILES}
-
-
-@pytest.mark.parametrize("name", ["photos.tar", "photos.tar.gz"])
-def test_a_tar_is_read_in_any_order_and_by_any_process(pngs, tmp_path: Path, name: str):
-    images = TarImages(write_tar(tmp_path / name, pngs))
-    assert isinstance(images, Images)
-    assert (images.ids, images.classes) == (["dog/2.png", "cat/1.png", "cat/0.png"], ("cat", "dog"))
-    assert [images.read(row).getpixel((0, 0)) for row in (2, 0, 1)] == [COLOURS[0], COLOURS[2], COLOURS[1]]
-    copy = pickle.loads(pickle.dumps(images))  # noqa: S301 (our own bytes)
-    assert copy.read(1).getpixel((0, 0)) == COLOURS[1]
-    assert copy.digest() == images.digest() == hash_images(images.ids, [images.read_hashed(row)[1] for row in range(3)])
-
-
-def test_special_members_of_a_tar_are_broken_images(pngs, tmp_path: Path):
-    hard, soft = link("a.png", "./cat/0.png", tarfile.LNKTYPE), link("b.png", "/etc/passwd", tarfile.SYMTYPE)
-    images = TarImages(write_tar(tmp_path / "x.tar", pngs, hard, soft))
-    assert images.ids[3:] == ["a.png", "b.png"]
-    assert images.read(3).getpixel((0, 0)) == COLOURS[0]
-    with pytest.raises(
-        BrokenImageError, match=r"x\.tar/b\.png' .* unpacking gave: it is a link or another special file"
-    ):
-        images.read(4)
-
-
-def test_labels_beside_the_images_of_a_tar(pngs, tmp_path: Path):
-    first, second, third = pngs.values()
-    noted = {"1.png": first, "1.json": b'{"label": "dog"}', "2.png": second, "2.json": b'{"cls": "cat"}'}
-    images = TarImages(write_tar(tmp_path / "noted.tar", noted))
-    assert (images.labels.tolist(), images.classes) == ([1, 0], ("cat", "dog"))
-    with pytest.warns(LeftOutFilesWarning, match=r"left out 2 \.json\."):  # not used, since one image has none
-        assert TarImages(write_tar(tmp_path / "some.tar", {**noted, "3.png": third})).labels is None
-
-
-def test_a_damaged_tar(pngs, tmp_path: Path):
-    path = write_tar(tmp_path / "x.tar", pngs)
-    path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(ImagesError, match=r"archive '.*x\.tar' cannot be read \(.*\)\. Copy it again"):
-        TarImages(path)
-
-
-def test_a_tar_that_shrinks(pngs, tmp_path: Path):
-    images = TarImages(write_tar(tmp_path / "x.tar", pngs))
-    images.path.write_bytes(b"")
-    with pytest.raises(BrokenImageError, match=r"bytes are missing"):
-        images.read(0)
 
 
 def test_an_archive_that_is_replaced_has_the_hash_of_what_was_read(archive):
