@@ -27,6 +27,7 @@ ORDER = (
     ("data", "models", "metrics"),
     ("gradients",),
     ("probes",),
+    ("engines",),
     ("cache",),
     ("heads",),
     ("ensembles", "scores"),
@@ -170,6 +171,7 @@ def test_images_are_read_in_few_places(path):
         ("ENOSPC", "storage.py"),
         ("get_close_matches", "choices.py"),
         ("DataLoader(", "cache/runner.py"),
+        ("import ray", "engines/ray.py"),
     ],
 )
 def test_mechanisms_have_one_home(name, home):

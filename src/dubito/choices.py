@@ -17,6 +17,8 @@ KnownLoss = Literal["cross_entropy", "bce"]
 """Task losses: of one label per image, or of several."""
 Precision = Literal["float16", "float32"]
 """Of values on disk. float16 keeps three digits and values up to 65,504."""
+EngineName = Literal["local", "ray"]
+"""Where blocks of images are worked on: in this process, or on a Ray cluster."""
 
 LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
 """What a head learns by: the order of losses, or the losses themselves."""

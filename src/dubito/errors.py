@@ -78,6 +78,10 @@ class DiskFullError(CacheError):
     """No space left; what was finished is safe, and the same call continues from there."""
 
 
+class EngineError(DubitoError):
+    """Blocks of images cannot be worked on where they should be, or keep failing; the message names their images."""
+
+
 class ServerError(DubitoError):
     """A database server cannot be reached, went away, or lacks what is needed; the message says what is safe."""
 
@@ -102,12 +106,24 @@ class LeftOutFilesWarning(DubitoWarning):
     """Files of a folder or archive are hidden or not images, and were left out; the message counts them by ending."""
 
 
+class DamagedArchiveWarning(DubitoWarning):
+    """A tar file is cut off or damaged; the images that are whole are used, and the message counts them."""
+
+
 class NondeterministicModelWarning(DubitoWarning):
     """A model's predictions for the same images differ in their last bits from pass to pass."""
 
 
 class RepairedShardWarning(DubitoWarning):
     """A damaged or missing shard of a cache is being extracted again."""
+
+
+class FailedBlocksWarning(DubitoWarning):
+    """Blocks of images failed again and again and were left out, as their engine allows; the message names them."""
+
+
+class ClusterWarning(DubitoWarning):
+    """A cluster has GPUs that an extraction does not use, or no room for its workers at the moment."""
 
 
 class OwnLabelsWarning(DubitoWarning):

@@ -174,6 +174,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with so many threads: their number changes the last bits of what a network predicts."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class RunningServer:
     """A server in a thread of this process; it ends with `close`, with its `with` block, or with the process."""
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms import Compose, Resize, ToTensor
 
 import dubito
-from dubito.cache.extract import _Extraction
+from dubito.cache.block import BlockRunner
 from dubito.data import Augment, Augmented
 from dubito.errors import ImagesError, SkippedImagesWarning, StaleCacheError, TableError, ValueRangeError
 from tests.cache.conftest import contents, image_folder
@@ -134,15 +134,15 @@ def test_another_augmentation_is_refused_by_name(model, photos, tmp_path):
 def test_stopped_between_shards_it_goes_on_to_the_same_bytes(model, photos, tmp_path, monkeypatch, strong):
     augment = Augment(strong=strong)
     extract(model, photos, tmp_path / "undisturbed", epochs=3, augment=augment)
-    usual, calls = _Extraction._write, []
+    usual, calls = BlockRunner._write, []
 
     def write(self, *arguments):
         calls.append(arguments[:2])
         if len(calls) == 4:
             raise KeyboardInterrupt
-        usual(self, *arguments)
+        return usual(self, *arguments)
 
-    monkeypatch.setattr(_Extraction, "_write", write)
+    monkeypatch.setattr(BlockRunner, "_write", write)
     with pytest.raises(KeyboardInterrupt):
         extract(model, photos, tmp_path / "cache", epochs=3, augment=augment)
     extract(model, photos, tmp_path / "cache", epochs=3, augment=augment)

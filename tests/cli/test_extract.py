@@ -4,11 +4,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
 import dubito
 from dubito.cli.extract import named_by_order
+from dubito.engines import RayEngine
+from dubito.errors import ModelError
 from dubito.probes import Gradient
 from dubito.table import Table
 
@@ -309,3 +312,24 @@ def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Pat
     answer = run(*command, "--probe", "tiles", "--probe", "tiles:grids=2")
     assert (answer.code, "tiles" in answer.err) == (1, True)
     assert not (tmp_path / "cache").exists()
+
+
+def test_settings_of_ray_need_ray(run: Run, images: Path, tmp_path: Path) -> None:
+    answer = run("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", "none", "--replicas", 2)
+    assert answer.code == 2
+    assert "--replicas is for Ray: add --engine ray" in " ".join(answer.err.split())
+
+
+def test_the_engine_gets_its_options(run: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def extraction(*_: object, **options: object) -> None:
+        calls.append(options)
+        raise ModelError("extract: threads must be smaller")
+
+    monkeypatch.setattr("dubito.cache.extract", extraction)
+    options = ("--engine", "ray", "--address", "ray://head:10001", "--replicas", 2, "--gpus", 0.5, "--threads", 3)
+    answer = run("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", "none", *options, "--failures", 1)
+    assert (answer.code, calls[0]["threads"]) == (1, 3)
+    assert calls[0]["engine"] == RayEngine(address="ray://head:10001", replicas=2, gpus=0.5, failures=1)
+    assert "--threads must be smaller" in answer.err

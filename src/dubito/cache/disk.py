@@ -18,9 +18,11 @@ the manifest alone; rows are read from memory-mapped shards when they are needed
 shard's checksum is verified once, when its rows are first touched.
 """
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -82,6 +84,7 @@ _PARTS = {
 ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""
 _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
+_WRITER = re.compile(rf"(\.[0-9a-f]{{8}})?{re.escape(UNFINISHED)}$")
 _UNLABELLED = "none"
 _OPEN_AT_ONCE = 32
 
@@ -150,7 +153,7 @@ def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tenso
     data = save(whole, {"notes": json.dumps({**notes, "kind": kind, "block": index}, sort_keys=True)})
     crc = f"{zlib.crc32(data):08x}"
     path = folder / f"{kind}-{index:05d}-{crc}.safetensors"
-    write_file(path, data)
+    write_file(path, data, writer=secrets.token_hex(4))  # engines may run a block twice at the same time
     return Shard(path, kind, index, crc)
 
 
@@ -167,8 +170,16 @@ def list_shards(folder: Path) -> list[Shard]:
 
 def is_leftover(path: Path) -> bool:
     """Whether a file is one of ours that was never finished; nobody else's are touched."""
-    name = path.name.removesuffix(UNFINISHED)
-    return name != path.name and (name == "manifest.json" or _NAME.fullmatch(name) is not None)
+    name = _WRITER.sub("", path.name)
+    return name != path.name and (name == FILE or _NAME.fullmatch(name) is not None)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove files that were never finished."""
+    for path in folder.iterdir():
+        if is_leftover(path):
+            with contextlib.suppress(OSError):  # a read-only disk keeps them, and they do no harm
+                path.unlink()
 
 
 def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
@@ -243,6 +254,7 @@ class Manifest:
         label_space: "model" or "own"; None without labels.
         batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
         shard_size: Images per shard.
+        threads: Threads of torch that the model computed with: kept on resuming, for the same reason.
         label_names: Names of the labels where they are not `classes`, if known.
         task_loss: Name of the loss that losses are of; None if there are none.
         rows: When finished, columns and shards of what is known of the images themselves.
@@ -256,6 +268,7 @@ class Manifest:
     label_space: str | None
     batch_size: int
     shard_size: int
+    threads: int | None = None
     label_names: list[str] | None = None
     task_loss: str | None = None
     rows: Json = field(default_factory=dict)

@@ -17,36 +17,25 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-import torch
-from jaxtyping import Int, Shaped
-from torch import Tensor
-
 from dubito.cache import disk, runner
+from dubito.cache.block import BlockRunner, contents_of
 from dubito.cache.disk import HEAD, ROWS, Manifest, Shard
-from dubito.cache.labels import (
-    check_model_classes,
-    compared_rows,
-    names_of_labels,
-    resolve_labels,
-    to_targets,
-    warn_of_order,
-)
-from dubito.cache.probe_runner import Columns, ProbeRunner
-from dubito.choices import LabelSpace
+from dubito.cache.labels import names_of_labels, resolve_labels, to_targets, warn_of_order
+from dubito.choices import EngineName, LabelSpace
 from dubito.data import Augment, Augmented, open_images
-from dubito.data.image_set import SIZE, ImageSet, hash_images
+from dubito.data.image_set import ImageSet, hash_images
+from dubito.engines import Block, ExtractionEngine, as_engine
 from dubito.errors import CacheBusyError, CacheError, ImagesError, RepairedShardWarning, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
-from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
+from dubito.types import BaseProbe, Classifier, Images, Json, Probe
 from dubito.validate import check_choice, check_model_first, check_number
 
 
@@ -64,6 +53,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     batch_size: int | None = None,
     shard_size: int = 512,
     workers: int | None = None,
+    threads: int | None = None,
+    engine: EngineName | ExtractionEngine = "local",
     progress: bool = True,
 ) -> Table:
     """Run the model over images once and keep what the scores need on disk; called again, it resumes or just opens.
@@ -85,13 +76,21 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         probes: Further probes, of different names; features and logits are always there.
         batch_size: Images through the model at once; by default as fits the device.
         shard_size: Images per shard: what a kill can cost at most.
-        workers: Processes that decode; by default one per core, and none for ready arrays.
+        workers: Processes that decode; by default one per core, and none for ready arrays. On Ray, beside each worker;
+            by default none on CPUs.
+        threads: Threads of torch that the model computes with, in each worker of an engine; by default as torch is set,
+            and one on Ray. A cache keeps the number that it was begun with, because it changes the last bits.
+        engine: Where the model runs: "local" for this process, "ray" for a Ray cluster, or `dubito.engines.RayEngine`
+            with its address and other settings.
         progress: Show a bar when a terminal is watching.
     """
     check_model_first(model, images, by="extract", what="images")
     if to is None:
         return _in_memory(**locals())
-    _check_call(label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
+    _check_call(
+        label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers, threads=threads
+    )
+    runs_on = as_engine(engine, by="extract")
     model = as_classifier(model, by="extract")
     plain = open_images(images, labels)
     opened = plain if epochs == 1 and augment is None else _augmented(plain, model, epochs, augment or Augment())
@@ -113,13 +112,27 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             task_loss=None if base is None or values is None else base.recorded_loss,
             batch_size=batch_size or runner.default_batch_size(model.device),
             shard_size=shard_size,
+            threads=threads or runs_on.default_threads,
         )
         manifest, previous = _resume_manifest(folder, initial, chosen)
         by_place = opened.classes is not None and model.classes is None
-        classes_by_position = by_place and label_space is None
-        extraction = _Extraction(model, opened, folder, manifest, chosen, base, stored, values, classes_by_position)
+        work = BlockRunner(
+            model=model,
+            images=opened,
+            folder=folder,
+            probes=chosen,
+            base=base,
+            owners={column: name for name, one in manifest.probes.items() for column in one.get("columns", ())},
+            labels=stored,
+            values=values,
+            model_labels=manifest.label_space == "model",
+            classes_by_position=by_place and label_space is None,
+            batch_size=manifest.batch_size,
+            threads=manifest.threads or runs_on.default_threads,
+        )
+        extraction = _Extraction(work, manifest)
         try:
-            first_time = extraction.run(runner.default_workers(opened) if workers is None else workers, progress)
+            first_time = extraction.run(runs_on, workers, progress)
         except StaleCacheError:
             extraction.undo(previous)
             raise
@@ -171,54 +184,35 @@ class _Extraction:
     """One extraction into one folder, which is locked and whose manifest fits.
 
     Attributes:
-        base: The probe that compares logits with values, if it is among the probes.
-        labels: One per image, or None.
-        values: What the task loss compares the logits with: targets, or labels that are the model's classes.
-        classes_by_position: Class names are taken as the model's classes in order, so there must be as many.
+        work: What is done with every block.
         shards: The shards that are whole, by kind and block.
         written: Those that this run has written.
     """
 
-    model: Classifier
-    images: Images
-    folder: Path
+    work: BlockRunner
     manifest: Manifest
-    probes: dict[str, Probe]
-    base: BaseProbe | None
-    labels: Int[Tensor, "n"] | None
-    values: Shaped[Tensor, "rows ..."] | None
-    classes_by_position: bool
     shards: dict[tuple[str, int], Shard] = field(default_factory=dict)
     written: list[Shard] = field(default_factory=list)
-    _checked: bool = False
 
     def __post_init__(self) -> None:
-        # The images themselves, of which augmented rows are several each.
-        self.originals = self.images.images if isinstance(self.images, Augmented) else self.images
-        # Whether hashes of the contents come from the reading that decodes.
-        self.hashed = isinstance(self.images, ImageSet) and self.images.hashed_reads
+        self.folder, self.images, self.probes = self.work.folder, self.work.images, self.work.probes
 
-    def run(self, workers: int, progress: bool) -> bool:
+    def run(self, engine: ExtractionEngine, workers: int | None, progress: bool) -> bool:
         """Do every missing block, then finish the manifest; whether images were extracted for the first time."""
         self.shards = self._whole_shards()
-        blocks = range(-(-len(self.images) // self.manifest.shard_size))
-        missing = {block: kinds for block in blocks if (kinds := self._missing(block))}
+        numbers = range(-(-len(self.images) // self.manifest.shard_size))
+        missing = {number: kinds for number in numbers if (kinds := self._missing(number))}
         first_time = any(ROWS in kinds for kinds in missing.values())
-        self._verify([block for block in blocks if block not in missing], whole=first_time or not missing)
+        self._verify([number for number in numbers if number not in missing], whole=first_time or not missing)
         self._reopen(missing)
         if missing:
-            groups = {block: self._groups(block) for block in missing}
-            order = [group for of_block in groups.values() for group in of_block]
-            recorded = self.manifest.probes.items()
-            owners = {column: name for name, probe in recorded for column in probe.get("columns", ())}
-            probing = ProbeRunner(self.model, self.probes, owners, steady=False)
-            options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
-            options["title"] = f"extract {self.images.name}"
-            with runner.open_stream(self.images, self.model.transform, order, **options) as stream:
-                for block, kinds in missing.items():
-                    self._extract_block(block, kinds, islice(stream, len(groups[block])), probing)
+            self.work.rows = {number: self.shards[ROWS, number] for number in missing if (ROWS, number) in self.shards}
+            blocks = [Block(number, self._indices(number), tuple(kinds)) for number, kinds in missing.items()]
+            with contextlib.closing(engine.run(self.work, blocks, workers=workers, progress=progress)) as finished:
+                for _, shards in finished:
+                    self._add(shards)
         if missing or not self.manifest.finished:
-            self._finish([self.shards[ROWS, block] for block in blocks])
+            self._finish([self.shards[ROWS, number] for number in numbers])
         return first_time
 
     def undo(self, previous: Manifest | None) -> None:
@@ -286,106 +280,27 @@ class _Extraction:
             complete: Blocks that lack nothing.
             whole: Rows are missing, or nothing at all: of a finished cache, the hash of all contents is compared.
         """
-        if not self.hashed:
+        originals = self.work.originals
+        if not self.work.hashed:
             return
         if whole and self.manifest.identity["images"] is not None:
-            now = {**self.manifest.identity, "images": self.originals.digest()}
+            now = {**self.manifest.identity, "images": originals.digest()}
             disk.check_identity(self.folder, self.manifest.identity, now)
-        elif isinstance(self.originals, ImageSet):
-            recorded = {image: content for block in complete for image, content in self._recorded(block).items()}
-            for image, content in zip(recorded, self.originals.contents(list(recorded)), strict=True):
-                self._check_content(image, content, recorded)
-
-    def _recorded(self, block: int) -> dict[int, bytes]:
-        """By position, the hash of the content of every image behind a block's rows."""
-        if not self.hashed:
-            return {}
-        contents = _contents([self.shards[ROWS, block]])
-        return {row % len(self.originals): one for row, one in zip(self._indices(block), contents, strict=True)}
-
-    def _check_content(self, image: int, content: bytes, recorded: dict[int, bytes]) -> None:
-        if recorded[image] != content:
-            raise StaleCacheError(
-                f"cache '{self.folder}' does not match: the contents of the images "
-                f"('{self.originals.ids[image]}' has changed). Extract into another folder, or delete this one."
-            )
+        elif isinstance(originals, ImageSet):
+            recorded: dict[int, bytes] = {}
+            for block in complete:
+                recorded |= self.work.recorded(self._indices(block), self.shards[ROWS, block])
+            for image, content in zip(recorded, originals.contents(list(recorded)), strict=True):
+                self.work.check_content(image, content, recorded)
 
     def _indices(self, block: int) -> range:
         size = self.manifest.shard_size
         return range(block * size, min((block + 1) * size, len(self.images)))
 
-    def _groups(self, block: int) -> list[list[int]]:
-        """A block's images in batches; once its rows are there, only those that can be decoded."""
-        rows = self.shards.get((ROWS, block))
-        skipped = {index for index, *_ in rows.notes()["skipped"]} if rows else set()
-        # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
-        groups = runner.in_batches(self._indices(block), self.manifest.batch_size)
-        return [[index for index in group if index not in skipped] for group in groups]
-
-    def _extract_block(
-        self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: ProbeRunner
-    ) -> None:
-        """Run the missing probes over one block and write its missing shards, the rows first."""
-        names = [kind for kind in kinds if kind != ROWS]
-        recorded = None if ROWS in kinds else self._recorded(block)
-        parts: dict[str, list[Columns]] = {name: [] for name in names}
-        rows = runner.Batch()
-        for batch in stream:
-            if recorded is not None:
-                self._check_unchanged(batch, recorded)
-            rows.indices += batch.indices
-            rows.broken += batch.broken
-            rows.contents |= batch.contents
-            x = runner.inputs_of(batch, self.model)
-            if x is not None:
-                target, mixed = compared_rows(self.images, self.values, batch.indices)
-                if target is not None and not self._checked:
-                    self._check_values(x)
-                ids = [self.images.ids[index] for index in batch.indices]
-                for name, columns in probing.run(x, ids, names=names, target=target, mixed=mixed).items():
-                    parts[name].append(columns)
-        if recorded is None:
-            self._write_rows(block, rows)
-        for name in names:
-            probe = self.probes[name]
-            notes = {"notes": probe.notes()} if isinstance(probe, NotingProbe) and rows.indices else {}
-            self._write(name, block, runner.concat_columns(parts[name]), notes)
-
-    def _check_unchanged(self, batch: runner.Batch, recorded: dict[int, bytes]) -> None:
-        """Raise an error for images that are not what they were when their rows were written."""
-        for index, content in batch.contents.items():
-            self._check_content(index % len(self.originals), content, recorded)
-        for index, why in batch.broken:
-            raise ImagesError(
-                f"image '{self.images.ids[index]}' was readable before and is not now: {why} "
-                f"Put it back, or extract into another folder."
-            )
-
-    def _check_values(self, x: Tensor) -> None:
-        """All of them at once, before the first batch is paid for: one image shows how many classes there are."""
-        count = self.model.logits(self.model.features(x[:1])).shape[1]
-        if self.labels is not None and self.manifest.label_space == "model":
-            by_place = self.classes_by_position
-            check_model_classes(self.labels, self.images, count, by="extract", by_place=by_place)
-        if self.base is not None:
-            self.base.check_targets(self.values, count)
-        self._checked = True
-
-    def _write_rows(self, block: int, rows: runner.Batch) -> None:
-        columns: Columns = disk.pack_strings([self.images.ids[index] for index in rows.indices])
-        if self.labels is not None:
-            columns["label"] = self.labels[rows.indices]
-        if isinstance(self.images, Augmented):
-            columns["epoch"], columns["image_index"] = self.images.place(rows.indices)
-        if self.hashed:
-            data = b"".join(rows.contents[index] for index in self._indices(block))
-            columns["content"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        skipped = [[index, self.images.ids[index], why] for index, why in rows.broken]
-        self._write(ROWS, block, columns, {"skipped": skipped})
-
-    def _write(self, kind: str, block: int, columns: Columns, notes: Json) -> None:
-        self.shards[kind, block] = disk.write_shard(self.folder, kind, block, columns, notes)
-        self.written.append(self.shards[kind, block])
+    def _add(self, shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            self.shards[shard.kind, shard.index] = shard
+            self.written.append(shard)
 
     def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
@@ -400,16 +315,17 @@ class _Extraction:
             self.manifest.probes[name] |= summary([self.shards[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
                 if (HEAD, 0) not in self.shards:
-                    weight, bias = self.model.head()
+                    weight, bias = self.work.model.head()
                     columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
-                    self._write(HEAD, 0, columns, {})
+                    self._add([disk.write_shard(self.folder, HEAD, 0, columns, {})])
                 self.manifest.probes[name][HEAD] = self.shards[HEAD, 0].name
-        if self.hashed:
-            contents, n = _contents(rows), len(self.originals)
+        if self.work.hashed:
+            contents, n = contents_of(rows), len(self.work.originals)
             recorded = dict(enumerate(contents[:n]))
             for row, content in enumerate(contents[n:]):  # augmented images must be the same in every epoch
-                self._check_content(row % n, content, recorded)
-            self.manifest.identity["images"] = hash_images(self.originals.ids, contents[:n])
+                self.work.check_content(row % n, content, recorded)
+            self.manifest.identity["images"] = hash_images(self.work.originals.ids, contents[:n])
+        disk.remove_leftovers(self.folder)  # of workers of this run that were killed
         self.manifest.write(self.folder)
 
 
@@ -451,7 +367,6 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
 def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
     """The manifest to go on with, written before any shard; and a copy of the folder's own, if that was finished."""
     before, previous = disk.read_manifest(folder), None
-    leftovers = [path for path in folder.iterdir() if disk.is_leftover(path)]
     if before is None:
         disk.check_place(folder)
     elif disk.list_shards(folder) or before.shard_names():
@@ -465,9 +380,7 @@ def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe])
         disk.check_identity(folder, was, here, names, "use the settings that this cache has")
         previous = copy.deepcopy(before) if before.finished else None
         before.label_names, manifest = manifest.label_names, before
-    for path in leftovers:
-        with contextlib.suppress(OSError):  # a read-only disk keeps them, and they do no harm
-            path.unlink()
+    disk.remove_leftovers(folder)
     new = [probe for name, probe in probes.items() if name not in manifest.probes]
     for probe in new:
         entries: Json = {"settings": probe.settings(), "price": probe.price}
@@ -475,12 +388,6 @@ def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe])
     if new or (previous is not None and previous.label_names != manifest.label_names):
         manifest.write(folder)
     return manifest, previous
-
-
-def _contents(rows: Sequence[Shard]) -> list[bytes]:
-    """The hash of the content of every image, also of those that could not be decoded."""
-    data = b"".join(shard.read()["content"].numpy().tobytes() for shard in rows)
-    return [data[start : start + SIZE] for start in range(0, len(data), SIZE)]
 
 
 def summary(shards: Sequence[Shard]) -> Json:

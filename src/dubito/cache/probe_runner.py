@@ -32,6 +32,9 @@ class ProbeRunner:
         probes: The probes by name.
         owners: Columns that exist already, with the name of who writes each.
         steady: Whether the model is known to predict the same in every pass; otherwise the first batch shows it.
+
+    Attributes:
+        current: The probe that runs at the moment; after an error, the one that raised it.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ProbeRunner:
         self._steady = steady
         self._owners = {**(owners or {}), **dict.fromkeys(ROW_COLUMNS, "extract")}
         self._written: dict[str, set[str]] = {}
+        self.current: str | None = None
 
     def run(
         self,
@@ -80,9 +84,11 @@ class ProbeRunner:
         feature = None
         sharing = next(((name, probe) for name, probe in chosen.items() if isinstance(probe, SharingProbe)), None)
         if sharing and any(isinstance(probe, BaseProbe) for probe in chosen.values()):  # one pass for both
+            self.current = sharing[0]
             shared[sharing[0]], feature = sharing[1].run_and_share(self.model, x, label)
         written: dict[str, Columns] = {}
         for name, probe in chosen.items():
+            self.current = name
             if name in shared:
                 columns = shared[name]
             elif isinstance(probe, BaseProbe):
@@ -91,6 +97,7 @@ class ProbeRunner:
                 columns = probe.run(self.model, x, label)
             written[name] = {key: value.detach().cpu() for key, value in columns.items()}
             self._check(name, written[name], ids)
+        self.current = None
         return written
 
     def _check(self, name: str, columns: Mapping[str, Tensor], ids: Sequence[str]) -> None:

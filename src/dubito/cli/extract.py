@@ -4,7 +4,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, BadParameter, Option
 
@@ -15,6 +15,7 @@ from dubito.cli._console import Assignments, CommandResult, Screen, command, opt
 from dubito.errors import SkippedImagesWarning, ValueRangeError
 
 if TYPE_CHECKING:
+    from dubito.engines import ExtractionEngine
     from dubito.types import Probe
 
 _SKIPPED_SHOWN = 10
@@ -25,7 +26,8 @@ Images = Annotated[
     str,
     Argument(
         metavar="IMAGES",
-        help="A folder, with or without class folders; an image or its URL; .csv, .tsv, .zip, .tar or .npz.",
+        help="A folder, with or without class folders; an image; .csv, .tsv, .zip, .tar, .parquet or .npz; several, "
+        "such as 'train-{00..99}.tar'; or an address of these, such as s3://bucket/photos.",
     ),
 ]
 LabelSpace = Annotated[
@@ -42,6 +44,38 @@ class Reading:
     label_space: LabelSpace = None
     batch_size: Annotated[int | None, option("Images per forward pass.", min=1)] = None
     workers: Annotated[int | None, option("Processes that decode images.", min=0)] = None
+
+
+@dataclass
+class EngineOptions:
+    """Where the model runs, as `dubito.extract` and `RayEngine` take it."""
+
+    engine: Annotated[choices.EngineName, option("Where the model runs: in this process, or on a Ray cluster.")] = (
+        "local"
+    )
+    address: Annotated[
+        str | None, option("Ray cluster, such as ray://head:10001; by default one that runs here, or a new one.")
+    ] = None
+    replicas: Annotated[int | None, option("Copies of the model on Ray; by default all that fit.", "N", min=1)] = None
+    gpus: Annotated[float | None, option("GPUs of each copy on Ray, such as 1 or 0.5.", "N", min=0)] = None
+    failures: Annotated[int, option("Blocks that may fail on Ray; their images are left out.", "N", min=0)] = 0
+    threads: Annotated[int | None, option("Threads of torch of each copy of the model.", "N", min=1)] = None
+
+    def make(self) -> "ExtractionEngine":
+        """The engine that these options describe."""
+        from dubito.engines import LocalEngine, RayEngine
+
+        settings: dict[str, Any] = {
+            "address": self.address,
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "failures": self.failures,
+        }
+        if self.engine == "ray":
+            return RayEngine(**settings)
+        if used := [name for name, value in settings.items() if value not in (None, 0)]:
+            raise BadParameter(f"--{used[0]} is for Ray: add --engine ray, or leave it out.")
+        return LocalEngine()
 
 
 class ProbeSettings(NamedTuple):
@@ -80,6 +114,7 @@ def extract(
         ),
     ] = [],
     reading: Reading,
+    placement: EngineOptions,
     targets: Annotated[Path | None, option("Targets of the task loss, if not labels: .npy or .npz.", "FILE")] = None,
     epochs: Annotated[int, option("Use every image N times, each time with new augmentation.", "N", min=1)] = 1,
     augment: Annotated[
@@ -102,7 +137,7 @@ def extract(
         from dubito.cache.disk import check_place
         from dubito.cache.labels import to_targets
 
-        probes, augmentation = _probes(probe), None
+        engine, probes, augmentation = placement.make(), _probes(probe), None
         if epochs > 1 or augment is not None:
             augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
         opened = dubito.open_images(images, reading.labels)
@@ -122,6 +157,8 @@ def extract(
             augment=augmentation,
             probes=probes,
             **{**vars(reading), "labels": None},
+            threads=placement.threads,
+            engine=engine,
             progress=not screen.quiet,
         )
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))

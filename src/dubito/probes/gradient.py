@@ -90,6 +90,13 @@ class Gradient:
         copies = f", for the image and {self.copies} copies" if self.copies else ""
         object.__setattr__(self, "price", f"1 forward pass, {passes}{also}{copies}")
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is learned of models: graphs cannot be pickled, and are made again."""
+        return {**vars(self), "_models": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+
     def _check_classes(self) -> None:
         check_choice(self.method, get_args(GradientMethod), by="gradient", what="method")
         least = "[1, inf)" if self.method in ("top", "combined") else "[0, inf)"

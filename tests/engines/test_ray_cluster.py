@@ -1,0 +1,123 @@
+"""A real cluster of three nodes: the same bytes as in one process, whatever is killed."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import dubito
+from dubito.engines import RayEngine
+from dubito.errors import EngineError, SkippedImagesWarning
+from tests.cache.conftest import contents, image_folder
+
+from .conftest import SETTINGS, every_probe
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning")
+_STORE = 80_000_000
+_QUICK = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""A node that is gone is found within seconds; one that is slow to answer has as long as ever."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray  # noqa: PLC0415 (its import takes seconds)
+    from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+    head = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Sleepy:
+    """A probe that takes its time, and kills its own process once, where a file is missing."""
+
+    name, price = "sleepy", "some time"
+
+    def __init__(self, seconds: float = 0.0, once: Path | None = None):
+        self.seconds, self.once = seconds, once
+
+    def run(self, model, x, label):
+        time.sleep(self.seconds)
+        if (
+            self.once is not None
+            and os.getpid() != int(self.once.read_text())
+            and not self.once.with_suffix(".dead").exists()
+        ):
+            self.once.with_suffix(".dead").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"sleepy": x.mean((1, 2, 3))}
+
+    def settings(self):
+        return {}
+
+
+class FailsAway(Sleepy):
+    """One that raises in every process but this."""
+
+    name = "fails_away"
+
+    def run(self, model, x, label):
+        if os.getpid() != int(self.once.read_text()):
+            raise RuntimeError("boom")
+        return {"fails_away": x.mean((1, 2, 3))}
+
+
+def extract(model, images, to, **options):
+    return dubito.extract(model, images, to, **{**SETTINGS, **options})
+
+
+@pytest.fixture
+def pid(tmp_path):
+    (tmp_path / "driver.pid").write_text(str(os.getpid()))
+    return tmp_path / "driver.pid"
+
+
+def test_every_probe_gives_the_bytes_of_the_local_engine(cluster, model, tmp_path):
+    photos = image_folder(tmp_path / "photos", count=44)
+    (photos / "a" / "012.png").write_bytes(b"no image")
+    with pytest.warns(SkippedImagesWarning, match="1 of 44 images"):
+        extract(model, photos, tmp_path / "local", probes=every_probe(model))
+    with pytest.warns(SkippedImagesWarning, match="1 of 44 images"):
+        table = extract(model, photos, tmp_path / "ray", probes=every_probe(model), engine="ray")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert table.skipped[0][0] == "a/012.png"
+
+
+def test_a_killed_worker_costs_nothing(cluster, model, photos, tmp_path, pid):
+    extract(model, photos, tmp_path / "local", probes=[Sleepy()])
+    extract(model, photos, tmp_path / "ray", probes=[Sleepy(once=pid)], engine=RayEngine(replicas=2))
+    assert pid.with_suffix(".dead").exists()
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_probe_that_keeps_failing_is_named(cluster, model, photos, tmp_path, pid):
+    engine = RayEngine(replicas=1, retries=1)
+    with pytest.raises(EngineError, match=r"probe fails_away, images '.*' to '.*': RuntimeError: boom \(2 attempts\)"):
+        extract(model, photos, tmp_path / "ray", probes=[FailsAway(once=pid)], engine=engine)
+
+
+def test_a_killed_node_costs_nothing(cluster, model, photos, tmp_path):
+    """The last test: one node is gone afterwards."""
+    extract(model, photos, tmp_path / "local", probes=[Sleepy()])
+    victim, cache = cluster.list_all_nodes()[-1], tmp_path / "ray"
+
+    def kill():
+        while len(list(cache.glob("sleepy-*.safetensors"))) < 1:
+            time.sleep(0.02)
+        cluster.remove_node(victim, allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    extract(model, photos, cache, probes=[Sleepy(seconds=1.0)], engine="ray")
+    killer.join()
+    assert len(cluster.list_all_nodes()) == 2
+    assert contents(cache) == contents(tmp_path / "local")
