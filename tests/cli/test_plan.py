@@ -1,0 +1,17 @@
+"""`dubito plan`: numbers as people type them, and the simulation beside the closed form."""
+
+import pytest
+
+from .conftest import Run
+
+
+def test_numbers_may_have_exponents(run: Run) -> None:
+    result = run("plan", "--images", "1e6", "--rate", "250", "--workers", "4", "--simulated", "--json").json
+    assert (result["images"], result["workers"]) == (1_000_000, 4)
+    assert result["simulated_hours"] == pytest.approx(result["hours"], rel=0.05)
+
+
+def test_errors_name_options(run: Run) -> None:
+    failed = run("plan", "--images", "1e6", "--rate", "0")
+    assert failed.code == 1
+    assert "--rate must be" in failed.err
