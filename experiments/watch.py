@@ -8,11 +8,16 @@ and labelled by the same rules (ImageNetV2: a new camera), new classes (house nu
 ImageNet; all of the images or a share), and fewer classes (label shift).
 
 The images of a table are the population: guards are fitted on 1,000 images, and streams drawn from it, with
-replacement, so that streams without a change are exchangeable with the calibration images.
+replacement, so that streams without a change are exchangeable with the calibration images. Twenty guards share the
+streams.
 
-    false alarms   the share of streams of 1,000 unchanged images with an alarm; at most alpha = 0.01
+    false alarms   the share of streams of 1,000 unchanged images with an alarm; at most alpha = 0.01. "labels" is that
+                   of the guarantee, with a label for every third accepted image of 600; of accepted images, wrong ones
+                   are drawn as often as the risk allows
     delay          300 unchanged images (once 10,000), then changed ones: how many of these until the alarm, the median
                    of 20 streams; null where most streams have none within 700
+    labels         how many labels until the alarm of the guarantee, the median of 20 streams, where wrong images are
+                   1.5 or 2 times as frequent as the risk allows: as the watch requests them, and of images drawn alike
 
 Beside "watch", all of its tests together, are martingales of other packages on the same uncertainties, each with all of
 alpha: crepes' SimpleJumper, SleeperStayer and their CompositeMartingale on its semi-online p-values, and MAPIE's jumper
@@ -48,7 +53,9 @@ from dubito.table import Table, concat
 
 EXPECTED = Path(__file__).parent / "expected" / "watch.json"
 ALPHA = 0.01
-KNOWN, BEFORE, LATE, AFTER, GUARDS, REPEATS = 1000, 300, 10_000, 700, 10, 20
+KNOWN, BEFORE, LATE, AFTER, GUARDS, REPEATS = 1000, 300, 10_000, 700, 20, 20
+RISK, BROKEN, LONGEST = 0.1, (1.5, 2.0), 6000
+"""Error rates of a broken guarantee as multiples of the risk, and images of such a stream."""
 MOST = 400
 LEVELS = [("blur", 1), ("blur", 3), ("noise", 1), ("noise", 3), ("zoom", 2), ("zoom", 4)]
 NEW_CLASSES = (0.1, 0.3, 1.0)
@@ -85,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for name in ("cifar10", "imagenet"):
             population, changed = extracted(name, args.data, args.more_data, args.cache or Path(place))
-            result[name] = study(population, changed, args.streams // 2, name)
+            result[name] = study(population, changed, args.streams, name)
     print(json.dumps(result, indent=1))
     if args.write:
         write_expected(EXPECTED, "--data DIR --more-data DIR", result)
@@ -133,17 +140,26 @@ def _some(images: Any) -> Subset:
 def study(population: Table, changes: dict[str, Change], streams: int, name: str) -> dict[str, Any]:
     """False alarms and delays of every detector."""
     detectors: dict[str, Detector] = peers()
-    alarms: dict[str, list[bool]] = {key: [] for key in ("watch", *detectors)}
-    delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in alarms} for kind in changes}
+    alarms: dict[str, list[bool]] = {key: [] for key in ("watch", "labels", *detectors)}
+    delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in ("watch", *detectors)} for kind in changes}
+    labels: dict[str, dict[str, list[float]]] = {f"{ratio:g}": {"requested": [], "alike": []} for ratio in BROKEN}
     for seed in track(range(GUARDS), name):
         rng = np.random.default_rng(seed)
         known = population.rows(torch.from_numpy(rng.integers(len(population), size=KNOWN)))
-        guard = Guard.fit(None, known, 0.1, scores="temperature", sets=False, seed=seed)
+        guard = Guard.fit(None, known, RISK, scores="temperature", sets=False, seed=seed)
         usual = guard.decide(population.select("logit", "feature"))
+        wrong = (usual.predicted[:, 0] != population.label).numpy()
         for _ in range(streams // GUARDS):
             stream = rows(usual, rng.integers(len(population), size=1000))
             for key, alarm in detected(guard, [stream], detectors, seed).items():
                 alarms[key].append(alarm is not None)
+            chosen = with_errors(usual, wrong, RISK, 600, rng)
+            alarms["labels"].append(labels_until_alarm(guard, rows(usual, chosen), wrong[chosen], None) is not None)
+        for ratio, by in labels.items():
+            for key, counts in by.items():
+                chosen = with_errors(usual, wrong, float(ratio) * RISK, LONGEST, rng)
+                alike = rng if key == "alike" else None
+                counts.append(labels_until_alarm(guard, rows(usual, chosen), wrong[chosen], alike) or math.inf)
         for kind, change in changes.items():
             both = concat([population.select("logit", "feature"), change.table.select("logit", "feature")])
             new = guard.decide(both)
@@ -153,15 +169,52 @@ def study(population: Table, changes: dict[str, Change], streams: int, name: str
                 for key, alarm in detected(guard, [before, after], detectors, seed).items():
                     found = alarm is not None and alarm >= change.before
                     delays[kind][key].append(alarm - change.before + 1 if found and alarm is not None else math.inf)
-    medians = {
-        kind: {key: None if math.isinf(middle := float(np.median(one))) else middle for key, one in by.items()}
-        for kind, by in delays.items()
-    }
     return {
         "images": len(population),
         "false_alarms": {key: round(float(np.mean(one)), 4) for key, one in alarms.items()},
-        "delay": medians,
+        "delay": medians(delays),
+        "labels": medians(labels),
     }
+
+
+def medians(values: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float | None]]:
+    """The median of every list; None where it is infinite."""
+    return {
+        kind: {key: None if math.isinf(middle := float(np.median(one))) else middle for key, one in by.items()}
+        for kind, by in values.items()
+    }
+
+
+def with_errors(decisions: Decisions, wrong: np.ndarray, rate: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows of n images; of the accepted ones, as many are wrong as this rate says."""
+    accepted = decisions.accept.numpy()
+    errors, right = accepted & wrong, accepted & ~wrong
+    weights = np.ones(len(wrong))
+    weights[errors] = rate * accepted.sum() / errors.sum()
+    weights[right] = (1 - rate) * accepted.sum() / right.sum()
+    return rng.choice(len(wrong), size=n, p=weights / weights.sum())
+
+
+def labels_until_alarm(
+    guard: Guard, decisions: Decisions, wrong: np.ndarray, alike: np.random.Generator | None
+) -> int | None:
+    """Labels until the guarantee is found broken, five at a time, for a third of the accepted images of every 300."""
+    watch = guard.watch(alpha=2 * ALPHA)
+    predicted, accepted = decisions.predicted[:, 0].tolist(), decisions.accept.numpy()
+    for start in range(0, len(wrong), 300):
+        part = np.arange(start, min(start + 300, len(wrong)))
+        watch.update(replace(rows(decisions, part), ids=[str(row) for row in part]))
+        count = int(accepted[part].sum()) // 3
+        if alike is None:
+            names = watch.request_labels(count)
+        else:
+            names = [str(row) for row in alike.permutation(part[accepted[part]])[:count]]
+        for first in range(0, count, 5):
+            truth = {name: predicted[int(name)] ^ int(wrong[int(name)]) for name in names[first : first + 5]}
+            report = watch.label(truth, drawn=alike is not None)
+            if any(alarm["kind"] == "guarantee" for alarm in report.alarms):
+                return report.outcomes
+    return None
 
 
 def rows(decisions: Decisions, chosen: np.ndarray) -> Decisions:

@@ -137,7 +137,7 @@ def test_an_image_in_detail_and_the_next_by_keyboard(page):
 def test_a_link_to_an_image_opens_it(page, explorer):
     page.goto("about:blank")
     page.goto(f"{explorer.address}#image=3")
-    expect(page.locator("#image-body h2").first).to_be_visible()
+    expect(page.locator("#image-body h2").first).to_be_visible(timeout=20_000)
     expect(page.locator("[data-panel-of=image]")).to_have_attribute("aria-current", "true")
     page.keyboard.press("Escape")
     expect(page.locator("#grid")).to_be_visible()
@@ -268,7 +268,7 @@ def test_tables_that_lack_things_are_shown_with_words(browser: Browser, case: st
         for view in ("panel=threshold", "panel=image&image=0"):
             page.evaluate("(view) => { location.hash = view; }", view)
             expect(page.locator(f"section.{view.split('&')[0][6:]}")).to_be_visible()
-        expect(page.locator("#image-body h2").first).to_be_visible()
+        expect(page.locator("#image-body h2").first).to_be_visible(timeout=20_000)
         expect(page.locator(where)).to_contain_text(words)
 
 

@@ -36,6 +36,11 @@ OPTIONS["transform"] = "--input-size"
             "Use it: transform=dubito.Preprocess(..., mean=(0.5, 0.4, 0.3), std=(1, 1, 1)), on pixels.",
             "Use it: --mean 0.5,0.4,0.3 --std 1,1,1, on pixels.",
         ),
+        (
+            "guard.refit: accept less (guard.with_risk), as `guard.refit(x)`, guard.refit(new).",
+            "dubito guard refit: accept less (`dubito guard with-risk`), as `guard.refit(x)`, `dubito guard refit`.",
+        ),
+        ("guard: to must be a number", "--to must be a number"),
         ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
     ],
 )
@@ -51,6 +56,6 @@ def test_options_are_those_of_the_command() -> None:
 
 
 def test_every_command_has_the_common_options() -> None:
-    assert len(app.registered_commands) == 19
+    assert len(app.registered_commands) == 20
     for command in app.registered_commands:
         assert hasattr(command.callback, "__wrapped__"), command.name

@@ -1,4 +1,4 @@
-"""`dubito guard`: fit, run and export do what the library does; errors are one sentence."""
+"""`dubito guard`: every command does what the library does; errors are one sentence."""
 
 import csv
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import dubito
 from dubito.table import Provenance
 
-from .conftest import COUNT, MODEL, Run
+from .conftest import COUNT, MODEL, Run, write_images
 
 COVER = ("--novel", 0, "--coverage", 0.5, "--confidence", 0.6, "-s", "max_probability", "--sets", 0)
 
@@ -82,6 +82,17 @@ def test_run_decides_on_a_cache_without_the_model(
     requested = run("guard", "run", guard, images, "--weights", weights, "--json").json
     assert [one["id"] for one in answer.json["verdicts"]] == [one["id"] for one in requested["verdicts"]]
     assert answer.json["accepted"] == requested["accepted"]
+
+
+def test_calibration_images_are_recognised(run: Run, guard: Path, labelled: Path, tmp_path: Path) -> None:
+    share = dubito.Guard.load(guard).threshold.of / COUNT
+    own = f"About {share:.0%} of these images are the guard's own calibration images".replace("%", " %")
+    assert own in run("guard", "run", guard, labelled).out
+    assert run("guard", "run", guard, labelled, "--json").json["check"]["own"] == share
+    assert own in run("report", labelled, "--guard", guard, "--to", tmp_path / "report.html").out
+    refitted = run("guard", "refit", guard, labelled, "--to", tmp_path / "new", "--json")
+    assert refitted.code == 0
+    assert f"dubito guard refit: about {share:.0%} of".replace("%", " %") in refitted.json["notes"][0]
 
 
 @pytest.mark.parametrize("option", [("--model", MODEL), ("--weights", "none"), ("--device", "cpu")])
@@ -194,6 +205,66 @@ def test_another_model_is_refused(run: Run, guard: Path, images: Path) -> None:
     assert "belongs to another model" in answer.err
 
 
+@pytest.fixture(scope="module")
+def others(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of other images, without labels."""
+    folder = tmp_path_factory.mktemp("others")
+    write_images(folder / "images", COUNT, seed=1)
+    options = ("--to", folder / "cache", "--weights", weights, "--workers", 0)
+    assert run("extract", MODEL, folder / "images", *options).code == 0
+    return folder / "cache"
+
+
+def test_refit_keeps_the_scores_and_calibrates_on_other_images(
+    run: Run, guard: Path, others: Path, tmp_path: Path
+) -> None:
+    answer = run("guard", "refit", guard, others, "--to", tmp_path / "new", "--json")
+    assert answer.code == 0, answer.err
+    same = dubito.Guard.load(guard).refit(dubito.open(others))
+    assert dubito.Guard.load(tmp_path / "new").fingerprint == same.fingerprint
+    assert (answer.json["rows"]["calibrate"], answer.json["guard"]) == (COUNT, str(tmp_path / "new"))
+    shown = run("guard", "refit", guard, others, "--to", tmp_path / "new")
+    assert f"Of images like the {COUNT} that it was calibrated on, at least 50 % are accepted" in shown.out
+
+
+def test_with_risk_changes_the_threshold(run: Run, guard: Path, tmp_path: Path) -> None:
+    answer = run("guard", "with-risk", guard, 0.7, "--to", tmp_path / "new", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["guarantee"] == {"kind": "risk", "level": 0.7, "confidence": 0.6}
+    assert dubito.Guard.load(tmp_path / "new").threshold == dubito.Guard.load(guard).with_risk(0.7).threshold
+    surer = run("guard", "with-risk", guard, 0.7, "--confidence", 0.7, "--to", tmp_path / "new", "--json")
+    assert surer.json["guarantee"]["confidence"] == 0.7
+
+
+def test_errors_of_another_threshold_speak_of_commands(
+    run: Run, guard: Path, others: Path, images: Path, tmp_path: Path
+) -> None:
+    risky, to = tmp_path / "risky", ("--to", tmp_path / "new")
+    assert run("guard", "with-risk", guard, 0.7, "--to", risky).code == 0
+    for arguments, code, text in (
+        (("refit", risky, others, *to), 1, "error: dubito guard refit needs column 'label'"),
+        (("refit", others, guard, *to), 2, f"GUARD and CACHE are swapped: '{guard}' is the guard."),
+        (("refit", guard, others, "--to", images), 1, "it holds other things"),
+        (("with-risk", guard, 0.01, *to), 1, "error: dubito guard with-risk: an error rate of at most 0.01"),
+        (("with-risk", guard, 0.01, *to), 1, "With these images, RISK 0."),
+        (("with-risk", guard, 5, *to), 1, "error: RISK must be a number in (0, 1); got 5.0. 5 % is 0.05."),
+        (("with-risk", guard, 0.5, "--confidence", 95, *to), 1, "error: --confidence must be a number in (0, 1)"),
+    ):
+        answer = run("guard", *arguments)
+        assert answer.code == code
+        assert text in " ".join(answer.err.replace("│", " ").split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_risk_that_new_images_do_not_allow(run: Run, guard: Path, labelled: Path, tmp_path: Path) -> None:
+    made = dubito.Guard.load(guard).with_risk(0.7)
+    made.guarantee = dubito.guard.Guarantee("risk", 0.05, 0.6)
+    answer = run("guard", "refit", made.save(tmp_path / "strict"), labelled, "--to", tmp_path / "new")
+    assert answer.code == 1
+    assert "With these images, a risk of 0." in answer.err  # which is no option of this command
+    assert "risk=" not in answer.err
+
+
 def test_export_shows_the_size(
     run: Run, guard: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,10 +313,69 @@ def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path
     codes = [run("watch", tmp_path / "guard", labelled).code for _ in range(4)]
     assert codes[0] == 0
     assert codes[-1] == 3
+    shown = run("watch", tmp_path / "guard").out
     assert (
-        "The guarantee is broken: refused images above 50 % since about image 1 (100 % of all 48)."
-        in run("watch", tmp_path / "guard").out
+        "The guarantee is broken: refused images above 50 % since about image 1 (100 % from all 48 outcomes)." in shown
     )
+    page, watch = tmp_path / "r.html", ("--guard", tmp_path / "guard", "--watch", tmp_path / "guard.watch")
+    report = run("report", labelled, "--to", page, *watch, "--json").json["watch"]["advice"]
+    for text in (shown, run("watch", tmp_path / "guard", "--json").json["advice"], report, page.read_text()):
+        assert "`dubito guard with-risk`" in text  # what to do next, as commands
+        assert "`dubito guard refit`" in text
+        assert "guard.refit" not in text
+
+
+@pytest.fixture
+def watched(guard: Path, tmp_path: Path) -> Path:
+    """A guard that bounds a risk, and has seen nothing."""
+    return dubito.Guard.load(guard).with_risk(0.7).save(tmp_path / "guard")
+
+
+def test_labels_are_requested_filled_in_and_tested(run: Run, watched: Path, others: Path, tmp_path: Path) -> None:
+    """From the first images to the first errors, by files alone."""
+    to = tmp_path / "to_label.csv"
+    first = run("watch", watched, others, "--request-labels", 4, "--to", to, "--json")
+    assert first.code == 0, first.err
+    names = first.json["to_label"]
+    assert (first.json["requested"], len(names), first.json["to"]) == (4, 4, str(to))
+    assert to.read_text() == "path,label\n" + "".join(f"{name},\n" for name in names)
+    predicted = dubito.Guard.load(watched).decide(dubito.open(others))
+    answers = dict(zip(predicted.ids, predicted.predicted[:, 0].tolist(), strict=True))
+    rows = [f"{names[0]},{answers[names[0]]}", f"{names[1]},{(answers[names[1]] + 1) % 1000}"]
+    to.write_text("\n".join(["path,label", *rows, *(f"{name}," for name in names[2:])]))
+    second = run("watch", watched, "--labels", to, "--request-labels", 2, "--json")
+    assert second.code == 0, second.err
+    assert (second.json["outcomes"], second.json["waiting"], second.json["images"]) == (0, 2, COUNT)
+    assert second.json["to_label"] == names[2:]  # whose labels are still awaited
+    assert second.json["notes"] == ["--labels: 2 of 4 images have no label yet."]
+    shown = run("watch", watched, "--request-labels", 2)
+    assert f"label these: {names[2]}, {names[3]}" in shown.out
+    assert "2, for those of images that were drawn before" in shown.out
+
+
+def test_what_cannot_be_done_with_labels_changes_nothing(run: Run, watched: Path, others: Path, tmp_path: Path) -> None:
+    wrong, filled = tmp_path / "wrong.csv", tmp_path / "filled.csv"
+    wrong.write_text("path,label\n00.png,zebra crossing\n")
+    filled.write_text("path,label\n00.png,1\n")
+    for options, code, text in (
+        (("--labels", wrong), 1, "error: dubito watch: a label must be a class of the model"),
+        (("--labels", tmp_path / "nowhere.csv"), 1, "nowhere.csv' must be a file; there is none"),
+        (("--request-labels", 2, "--to", filled), 2, "exists, and labels that were filled in would be lost."),
+        (("--to", tmp_path / "new.csv"), 2, "--to writes the images of --request-labels: pass that, too."),
+    ):
+        answer = run("watch", watched, others, *options)
+        assert answer.code == code
+        assert text in " ".join(answer.err.replace("│", " ").split())
+    assert run("watch", watched, "--json").json["images"] == 0  # a second try counts them once
+    assert filled.read_text() == "path,label\n00.png,1\n"
+
+
+def test_no_file_is_written_where_no_labels_are_needed(run: Run, guard: Path, others: Path, tmp_path: Path) -> None:
+    options = ("--state", tmp_path / "state", "--request-labels", 3, "--to", tmp_path / "to_label.csv")
+    answer = run("watch", guard, others, *options)
+    assert answer.code == 0, answer.err
+    assert "no labels are requested: a guaranteed coverage needs none" in answer.out
+    assert not (tmp_path / "to_label.csv").exists()
 
 
 def test_the_history_of_a_watch_is_shown_beside_its_guard_alone(run: Run, labelled: Path, tmp_path: Path) -> None:

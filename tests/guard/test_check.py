@@ -1,12 +1,14 @@
+import re
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from dubito.errors import MissingColumnError, TableError
+from dubito.errors import DubitoWarning, MissingColumnError, TableError
 from dubito.guard import Guarantee, Guard
 from dubito.guard.check import check_guarantee
 from dubito.guard.shift import Shift
-from dubito.table import Table
+from dubito.table import Table, concat
 
 from .world import blobs
 
@@ -73,3 +75,49 @@ def test_the_shift_is_part_of_it():
     assert result.shift.detected
     assert "These images are not like those" in str(result)
     assert result.to_dict()["shift"]["detected"]
+
+
+OWN = r" About (\d+) % of these images are the guard's own calibration images, so this is no independent check\."
+
+
+def test_calibration_images_are_no_independent_check(tmp_path):
+    table, new = blobs(400), blobs(400, seed=1)
+    guard = Guard.load(Guard.fit(None, table, 0.3).save(tmp_path / "guard"))
+    assert guard.rows["calibrate"] == 360
+    for result in (guard.check(table), guard.decide(table).check):
+        assert re.search(OWN, result.sentence())[1] == "90"
+        assert result.to_dict()["own"] == 0.9
+    assert guard.decide(table).findings()[-1] == guard.check(table).sentence()
+    half = concat([table.rows(slice(0, 200)), new.rows(slice(0, 200))])
+    assert 40 <= int(re.search(OWN, str(guard.with_risk(0.25).check(half)))[1]) <= 50
+    for other in (new, concat([table.rows(slice(0, 4)), new])):  # a handful changes nothing
+        assert guard.check(other).own == 0
+        assert "independent" not in str(guard.check(other))
+
+
+def test_calibration_images_show_no_coverage_either():
+    table = blobs(400).select("feature", "logit")
+    guard = Guard.fit(None, table, coverage=0.5)
+    assert re.search(OWN, str(guard.check(table)))
+    assert guard.decide(table).check is None
+
+
+def test_of_many_images_the_share_is_estimated(monkeypatch):
+    table, new = blobs(1000), blobs(1000, seed=1)
+    guard = Guard.fit(None, table, 0.3)
+    assert guard.check(concat([table, new])).own == 0.45  # 900 of 2,000
+    monkeypatch.setattr("dubito.guard.guard._MOST_COMPARED", 500)
+    assert guard.check(concat([table, new])).own == pytest.approx(0.45, abs=0.07)
+    assert guard.check(new).own == 0
+
+
+def test_a_guard_is_not_refitted_on_images_that_it_was_fitted_on(recwarn):
+    table, new = blobs(400), blobs(400, seed=1)
+    guard = Guard.fit(None, table, 0.3)
+    with pytest.warns(DubitoWarning, match="guard.refit: about 90 % of the images of blobs are calibration"):
+        guard.refit(table)
+    recwarn.clear()
+    refitted = guard.refit(new)
+    assert refitted.check(new).own == 1
+    assert refitted.refit(new).threshold == refitted.threshold  # no score was chosen on these
+    assert not recwarn.list

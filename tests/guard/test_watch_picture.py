@@ -8,7 +8,7 @@ import pytest
 
 from dubito.guard import Guarantee
 from dubito.guard.watch_picture import watch_figures, watch_key
-from dubito.guard.watch_report import WatchReport, rate_interval
+from dubito.guard.watch_report import WatchReport
 
 EVIL = "<img src=x onerror=alert(1)>&'\".png"
 TEN = math.log(10)
@@ -24,7 +24,7 @@ def report(**changes) -> WatchReport:
         since={"uncertainty": 200, "guarantee": 0},
         outcomes=40,
         observed=0.2,
-        interval=rate_interval(8, 40, 0.01),
+        interval=(0.07, 0.42),
         waiting=0,
         missing=0,
         repeated=0,
@@ -35,11 +35,12 @@ def report(**changes) -> WatchReport:
         advice="",
         examples={},
         history=(
-            (100.0, 0.0, 0.0, 0.0, 0.0),
-            (200.0, 1 * TEN, 0.0, 10.0, 1.0),
-            (300.0, 2 * TEN, 0.5 * TEN, 10.0, 1.0),
-            (400.0, 4 * TEN, 1 * TEN, 40.0, 8.0),
+            (100.0, 0.0, 0.0),
+            (200.0, 1 * TEN, 0.0),
+            (300.0, 2 * TEN, 0.5 * TEN),
+            (400.0, 4 * TEN, 1 * TEN),
         ),
+        rates=((200.0, 10.0, 0.1, 0.01, 0.6), (400.0, 40.0, 0.2, 0.07, 0.42)),
     )
     return replace(made, **changes)
 
@@ -99,8 +100,8 @@ def test_names_stay_text():
 def test_the_rate_has_the_interval_of_every_time_at_which_outcomes_became_known():
     _, rate = drawn(report())
     dots = [float(one.get("cx")) for one in rate.iter("circle")]
-    assert dots == [166.0, 292.0]  # 10 outcomes since image 200, and 40 since image 400; none before, none new at 300
-    low, high = rate_interval(8, 40, 0.01)
+    assert dots == [166.0, 292.0]  # 10 outcomes after 200 images, 40 after 400
+    low, high = report().interval
     highest = 1.5 * 100 * high
     whisker = [one for one in rate.iter("line") if one.get("class") == "whisker"][-1]
     assert float(whisker.get("y1")) == pytest.approx(y(100 * low, highest), abs=0.06)
@@ -108,19 +109,19 @@ def test_the_rate_has_the_interval_of_every_time_at_which_outcomes_became_known(
     circle = list(rate.iter("circle"))[-1]
     assert float(circle.get("cy")) == pytest.approx(y(20, highest), abs=0.06)
     assert path(rate, "guaranteed").startswith(f"M40.0 {y(10, highest):.1f}L")
-    assert "20 % of 40, between" in rate.get("aria-label")
+    assert "20 % from 40 outcomes, between 7.0 % and 42 %;" in rate.get("aria-label")
 
 
 def test_many_outcomes_have_few_intervals_and_the_last_one_is_there():
-    history = tuple((float(n), 0.0, 0.0, float(n), 0.0) for n in range(1, 401))
-    _, rate = drawn(report(history=history))
+    rates = tuple((float(n), float(n), 0.1, 0.0, 0.5) for n in range(1, 401))
+    _, rate = drawn(report(rates=rates))
     dots = [float(one.get("cx")) for one in rate.iter("circle")]
     assert len(dots) <= 12
     assert dots[-1] == 292.0
 
 
 def test_a_lasting_change_does_not_hide_the_line_of_alarm():
-    history = (*report().history[:-1], (400.0, 300 * TEN, 1 * TEN, 40.0, 8.0))
+    history = (*report().history[:-1], (400.0, 300 * TEN, 1 * TEN))
     (svg, _, small), _ = watch_figures(report(history=history))
     evidence = ET.fromstring(str(svg))  # noqa: S314 (our own drawing)
     assert path(evidence, "images").endswith(f"L292.0 {y(10, 11):.1f}")
@@ -129,7 +130,7 @@ def test_a_lasting_change_does_not_hide_the_line_of_alarm():
 
 
 def test_no_image_and_no_outcome_yet():
-    (evidence,) = drawn(report(images=0, alarms=(), outcomes=0, observed=None, history=()))
+    (evidence,) = drawn(report(images=0, alarms=(), outcomes=0, observed=None, history=(), rates=()))
     assert path(evidence, "images") == f"M40.0 {y(0, 2.2):.1f}"
     assert [one.text for one in evidence.iter("text") if one.get("text-anchor") == "middle"] == [
         "0",
@@ -142,5 +143,5 @@ def test_no_image_and_no_outcome_yet():
 
 def test_a_guaranteed_coverage_bounds_refusals():
     _, rate = drawn(report(guarantee=Guarantee("coverage", 0.75, 0.95)))
-    assert "Refused images: 20 % of 40" in rate.get("aria-label")
+    assert "Refused images: 20 % from 40 outcomes" in rate.get("aria-label")
     assert "at most 25 % are guaranteed" in rate.get("aria-label")

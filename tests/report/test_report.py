@@ -114,9 +114,18 @@ def test_a_guard_of_ones_own_is_used_and_its_guarantee_is_stated():
     accepted = report.facts()["What could be accepted?"]
     assert f"tested on the {guard.threshold.of} images that it was calibrated on" in accepted
     assert guard.guarantee.sentence(guard.threshold.of) in accepted
+    assert "independent" not in accepted
     # It needs no labels of the images themselves.
     unlabelled = model_report(without(table(), "label"), guard=guard)
     assert unlabelled.acceptance.levels == report.acceptance.levels
+
+
+def test_a_report_on_a_guards_own_calibration_images_says_so():
+    images = table(600, 3)
+    report = model_report(images, guard=dubito.Guard.fit(None, images, risk=0.2))
+    sentence = "About 90 % of these images are the guard's own calibration images, so this is no independent check."
+    assert sentence in report.facts()["What could be accepted?"]
+    assert sentence.replace("'", "&#39;").replace(" %", "\u00a0%") in report.to_html()
 
 
 def test_a_tie_is_called_a_tie_and_a_lead_a_lead():

@@ -89,10 +89,11 @@ def sent(service, request: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def keyed(guard, tmp_path_factory):
-    """A service with an index and a key."""
-    items = dubito.extract(network(), pixels(30), to=tmp_path_factory.mktemp("items") / "items", progress=False)
-    index = dubito.SafeIndex.build(items, quantile=1.0)
-    with serve(guard, port=0, limits=ServiceLimits(workers=1), index=index, key=KEY) as running:
+    """A service with an index, a watch and a key."""
+    place = tmp_path_factory.mktemp("keyed")
+    items = dubito.extract(network(), pixels(30), to=place / "items", progress=False)
+    added = {"index": dubito.SafeIndex.build(items, quantile=1.0), "watch": place / "watch"}
+    with serve(guard, port=0, limits=ServiceLimits(workers=1), key=KEY, **added) as running:
         yield running
 
 
@@ -356,6 +357,7 @@ HOSTILE = [
 ]
 PLACES = {
     "the query": (b"/search?k=%b", b"", b"x"),
+    "the number of labels": (b"/labels/requests?count=%b", b"", b""),
     "the name of the model": (b"/v2/models/%b/infer", b"", b"{}"),
     "the type of the body": (b"/guard", b"Content-Type: %b", b"x"),
     "the boundary": (b"/guard", b"Content-Type: multipart/form-data; boundary=%b", b"--x\r\n\r\n--x--"),

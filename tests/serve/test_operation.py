@@ -65,21 +65,36 @@ def _labelled(seen):
     return [(key, value) for key, value in seen.items() if key[0] == "dubito_images_total"]
 
 
-def test_without_the_key_nothing_but_health(guard):
+def test_without_the_key_nothing_but_health_and_the_documentation(guard):
     with (
         serve(guard, port=0, limits=SMALL, key="s\u00e9same") as service,
         httpx.Client(base_url=service.address) as ask,
     ):
         right = {"X-API-Key": "s\u00e9same".encode()}
-        for path in ("/v2", "/metrics", "/docs", "/openapi.json", "/nowhere", "/v2/models/guard", "/v2/healthy"):
+        for path in (
+            "/v2",
+            "/metrics",
+            "/docs2",
+            "/docs/x",
+            "/nowhere",
+            "/v2/models/guard",
+            "/v2/healthy",
+            "/v2/health/x",
+        ):
             assert ask.get(path).status_code == 401
             assert ask.get(path, headers={"X-API-Key": "wrong"}).status_code == 401
         assert ask.post("/guard", content=pictures(1)[0]).status_code == 401
         assert ask.get("/v2/health/ready").status_code == ask.get("/v2/health/live").status_code == 200
         assert ask.post("/guard", content=pictures(1)[0], headers=right).status_code == 200
-        document = ask.get("/openapi.json", headers=right).json()
+        document = ask.get("/openapi.json").json()
+        assert document == ask.get("/openapi.json", headers=right).json()
         assert document["paths"]["/guard"]["post"]["security"] == [{"key": []}]
-        assert "security" not in document["paths"]["/v2/health/live"]["get"]
+        for path in ("/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"):
+            assert "security" not in document["paths"][path]["get"]
+        page = ask.get("/docs")  # a browser that opens it sends no header of ours
+        assert page.status_code == 200
+        assert "need the key of the service in the header <code>X-API-Key</code>" in page.text
+        assert "401" in page.text
 
 
 def health(ask) -> list[int]:
@@ -152,11 +167,35 @@ def test_labels_reach_the_watch(guard, tmp_path):
     assert guard.watch(place).report().volunteered == 2
 
 
+def test_labels_are_requested_from_a_running_service(guard, tmp_path):
+    place = tmp_path / "watch"
+    with serve(guard, port=0, limits=SMALL, watch=place) as service, httpx.Client(base_url=service.address) as ask:
+        assert ask.post("/labels/requests").json() == {"ids": []}
+        verdicts = ask.post("/guard", files=files(pictures(60)), timeout=30).json()["verdicts"]
+        accepted = {one["id"]: one["predicted"] for one in verdicts if one["accept"]}
+        drawn = ask.post("/labels/requests?count=5").json()["ids"]
+        assert len(drawn) == 5
+        assert set(drawn) < accepted.keys()
+        assert ask.get("/watch").json()["requested"] == 5
+        assert ask.post("/labels/requests", params={"count": 3}).json()["ids"] == drawn  # their labels are awaited
+        report = ask.post("/labels", json={name: accepted[name] for name in drawn}).json()
+        assert (report["outcomes"], report["observed"], report["requested"]) == (5, 0.0, 0)
+        for wrong in ("0", "-1", "1001", "1e1", "x", "", "9" * 5000):
+            refused = ask.post("/labels/requests", params={"count": wrong})
+            assert refused.status_code == 422
+            assert "count must be a whole number from 1 to 1000; got" in refused.json()["error"]
+        assert ask.get("/labels/requests").status_code == 405
+        assert ask.get("/watch").json() == report
+    assert guard.watch(place).report().outcomes == 5  # `dubito watch` sees the same
+    with serve(guard, port=0, limits=SMALL) as service:
+        assert httpx.post(f"{service.address}/labels/requests").status_code == 404
+
+
 def test_an_alarm_by_labels_is_a_metric_at_once(guard, tmp_path):
     with serve(guard, port=0, limits=SMALL, watch=tmp_path / "watch") as service:
         answer = httpx.post(f"{service.address}/guard", files=files(pictures(128)), timeout=30).json()
         predicted = {one["id"]: one["predicted"] for one in answer["verdicts"]}
-        drawn = guard.watch(tmp_path / "watch").request_labels(40)
+        drawn = httpx.post(f"{service.address}/labels/requests?count=40").json()["ids"]
         wrong = {name: (predicted[name] + 1) % 3 for name in drawn}
         assert samples(service.address)["dubito_watch_alarms", ("guarantee",)] == 0
         report = httpx.post(f"{service.address}/labels", json=wrong).json()
@@ -230,3 +269,4 @@ def test_the_page_needs_no_network(client):
     assert "POST /guard" in page.text
     assert not re.search(r"(src|href)=|<script|@import|url\(", page.text)
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "X-API-Key" not in page.text  # this service has no key

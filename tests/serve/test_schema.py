@@ -94,6 +94,7 @@ def test_random_requests(running, schema, mode):
     both = mode == GenerationMode.POSITIVE
     assert paths == {(one.method.upper(), one.path) for one in operations(schema) if one.body or both}
     assert (("POST", "/guard", 200) in seen) == both
+    assert (("POST", "/labels/requests", 200) in seen) == (both and bool(running[1]))
 
 
 def test_limits_of_every_parameter_and_other_methods(running, schema):
@@ -118,7 +119,7 @@ def test_every_operation_documents_what_happens_without_the_key(running, schema)
     for operation in operations(schema):
         response = httpx.request(operation.method, f"{address}{operation.path}", timeout=30)
         operation.validate_response(response)
-        open_to_all = not headers or operation.path.startswith("/v2/health/")
+        open_to_all = not headers or operation.path.startswith(("/v2/health/", "/docs", "/openapi.json"))
         assert (response.status_code == 401) != open_to_all
 
 
@@ -140,6 +141,7 @@ def test_answers_of_honest_clients(running, schema):
     if headers:
         verdict = httpx.post(f"{address}/guard", content=PICTURE, headers=headers, timeout=30).json()["verdicts"][0]
         sent += [("/labels", {"json": {verdict["id"]: label}}) for label in ("ant", 0)]
+        sent += [("/labels/requests", {}), ("/labels/requests?count=1000", {})]
         sent += [("/search", {"content": PICTURE}), ("/search?k=100", {"files": files([PICTURE, b"text"])})]
     for path, options in sent:
         own = headers | options.pop("headers", {})

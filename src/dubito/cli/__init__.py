@@ -25,6 +25,7 @@ from dubito.cli import (
     extract,
     guard,
     listing,
+    plan,
     report,
     score,
     search,
@@ -133,7 +134,7 @@ def start(
 _groups = {
     "": app,
     "search": typer.Typer(help="Similar images, where uncertain queries are refused: `build`, `query`."),
-    "guard": typer.Typer(help="Accept or abstain, with a guarantee: `fit`, `run`, `export`."),
+    "guard": typer.Typer(help="Accept or abstain, with a guarantee: `fit`, `run`, `refit`, `with-risk`, `export`."),
 }
 for _name, _command, _example in (
     ("extract", extract.extract, "pypi:efficientnet_lite0 photos --to cache/photos --probe tiles:grids=2,7"),
@@ -153,12 +154,15 @@ for _name, _command, _example in (
     ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("watch", guard.watch, "guard photos/today --request-labels 50"),
     ("serve", serve.serve, "guard --port 8000 --watch guard.watch"),
+    ("plan", plan.plan, "--images 1e9 --rate 250 --hours 168 --images-per-request 1000 --price 1.2"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),
     ("search query", search.query, "index photos/new --k 5 --json"),
     ("guard fit", guard.fit, "cache/val --learn-from cache/train --risk 0.05 --to guard"),
     ("guard run", guard.run, "guard photos --csv verdicts.csv"),
+    ("guard refit", guard.refit, "guard cache/new --to guard-new"),
+    ("guard with-risk", guard.with_risk, "guard 0.02 --to guard-strict"),
     ("guard export", guard.export, "guard --to guard.onnx"),
 ):
     _group, _, _verb = _name.rpartition(" ")

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, final
 
@@ -28,7 +28,7 @@ from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
 if TYPE_CHECKING:
-    from dubito.guard import Watch
+    from dubito.guard import Watch, WatchReport
     from dubito.table import Provenance
     from dubito.types import Classifier
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _EXTRACT = re.compile(r"dubito\.extract\(model, (?:images|'([^']*)'), to='([^']*)'\)")
 _LABEL = re.compile(r"dubito\.cache\.label_cache\((?:'([^']*)'|folder), labels\)")
 _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
+_LATER = re.compile(r"(?<=[ (])guard\.(refit|with_risk)\b(?:\([^()]*\))?")
 _PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|\([^()]*\))(?:, )?)+)\)")
 _PHRASES = {
     "with SafeIndex.save.": "with `dubito search build`.",
@@ -48,7 +49,10 @@ _PHRASES = {
 _COMMANDS = {
     "Guard.fit": "guard fit",
     "guard.decide": "guard run",
+    "guard.refit": "guard refit",
+    "guard.with_risk": "guard with-risk",
     "guard.export_onnx": "guard export",
+    "watch.label": "watch",
     "SafeIndex.build": "search build",
     "SafeIndex.search": "search query",
     "draw_map": "map",
@@ -401,6 +405,7 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     "--ood 'cats' is empty. Pass --ood or --learn-from 'x'."
     """
     text = _EXTRACT.sub(lambda match: f"`dubito extract MODEL {match[1] or 'IMAGES'} --to {match[2]}`", text)
+    text = _LATER.sub(lambda match: f"`dubito guard {match[1].replace('_', '-')}`", text)
     text = _PROBE.sub(lambda match: f"`dubito extract ... --probe {_snake(match[1])}`", text)
     for python, command_line in _PHRASES.items():
         text = text.replace(python, command_line)
@@ -421,7 +426,7 @@ def translate(text: str, options: Mapping[str, str]) -> str:
         return options[match["keyword"]] + (value if value in ("", ".", ",", ";", ")") else f" {value}")
 
     # The function that was called means nothing to people who typed an option or a command.
-    text = re.sub(r"^[\w.]+: (?=--)", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
+    text = re.sub(r"^[\w.]+: (?=--|[A-Z]+ must )", "", re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text))
     return _CALLER.sub(lambda match: f"dubito {_COMMANDS[match[1]]}" if match[1] else match[2], text)
 
 
@@ -557,6 +562,11 @@ def open_watch(guard: "dubito.Guard | None", folder: Path | None) -> "Watch | No
     from dubito.guard import Watch
 
     return Watch.open(guard, folder)
+
+
+def with_commands(report: "WatchReport") -> "WatchReport":
+    """What a watch reports, with the commands that follow its advice."""
+    return replace(report, advice=translate(report.advice, {}))
 
 
 def open_sets(paths: Sequence[Path]) -> dict[str, "dubito.Table"]:

@@ -1,5 +1,6 @@
-"""`dubito guard`: a guard is made by `fit`, used by `run`, written as ONNX by `export`; `dubito watch` watches it."""
+"""`dubito guard`: `fit` makes a guard, `run` uses it, `refit` and `with-risk` change its threshold; `dubito watch`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from dubito.cli._console import Screen, command, option
 from dubito.cli.audit import SOMETHING_WRONG
 
 _Folder = Annotated[Path, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
+_To = Annotated[Path, option("A new folder, or the folder of a guard to replace.", "DIR")]
 
 
 @command
@@ -19,7 +21,7 @@ def fit(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[Path, option("A new folder, or the folder of a guard to replace.", "DIR")],
+    to: _To,
     risk: Annotated[
         float | None, option("At most this share of accepted images is wrong.", show_default="0.05")
     ] = None,
@@ -51,9 +53,8 @@ def fit(
     """
     with screen.waiting("opening the cache"):
         from dubito.guard import PredictionSets
-        from dubito.guard.guard import FOLDER
 
-        FOLDER.check_place(to)  # before anything that takes long
+        _check_place(to)
         table = dubito.open(cache)
         learned = None if train is None else dubito.open(train)
         chosen: PredictionSets | bool = sets != 0
@@ -76,6 +77,52 @@ def fit(
         guard.save(to)
     inputs = options.describe_inputs(guard.provenance)
     screen.show(guard, *([f"inputs: {inputs}"] if inputs else []), written={"guard": to}, inputs=inputs)
+
+
+@command
+def refit(
+    screen: Screen,
+    guard: _Folder,
+    cache: Annotated[
+        Path, Argument(metavar="CACHE", help="Labelled images, drawn at random from those that are to come.")
+    ],
+    *,
+    to: _To,
+) -> None:
+    """Calibrate a GUARD on the images of a CACHE: the same scores and the same guarantee, for images like these.
+
+    They must be images that it was not fitted on. For another risk, call `dubito guard with-risk` first.
+    """
+    options.check_folder_first(guard, str(cache), "guard.json", ("GUARD", "CACHE"))
+    screen.options = {**screen.options, "risk": "a risk of"}  # which the guard has, and this command does not take
+    with screen.waiting("testing thresholds"):
+        _check_place(to)
+        made = dubito.Guard.load(guard).refit(dubito.open(cache))
+        made.save(to)
+    screen.show(made, written={"guard": to})
+
+
+@command
+def with_risk(
+    screen: Screen,
+    guard: _Folder,
+    risk: Annotated[float, Argument(metavar="RISK", help="At most this share of accepted images is wrong.")],
+    *,
+    to: _To,
+    confidence: Annotated[
+        float | None, option("Confidence of the guarantee.", show_default="that of the GUARD")
+    ] = None,
+) -> None:
+    """Change the risk that a GUARD guarantees: another threshold, tested on the images that it was calibrated on.
+
+    With a smaller risk, it accepts fewer images. Choose a risk that you can accept anyway: the smallest of many that
+    were tried holds with less confidence than it says.
+    """
+    with screen.waiting("testing thresholds"):
+        _check_place(to)
+        made = dubito.Guard.load(guard).with_risk(risk, confidence)
+        made.save(to)
+    screen.show(made, written={"guard": to})
 
 
 @command
@@ -117,11 +164,14 @@ def watch(
         str | None, Argument(metavar="[IMAGES]", help="New images, or a cache of them; without, show the state.")
     ] = None,
     *,
-    labels: Annotated[str | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
+    labels: Annotated[Path | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
     drawn: Annotated[
         bool, Option("--drawn", help="The labelled images were drawn at random by you, not by --request-labels.")
     ] = False,
     request_labels: Annotated[int | None, option("Name N images to label, drawn at random.", "N", min=1)] = None,
+    to: Annotated[
+        Path | None, option("Write the images to label as CSV, to fill in and pass with --labels.", "FILE.csv")
+    ] = None,
     alpha: Annotated[float, option("Probability of a false alarm, over the whole life.")] = 0.01,
     state: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
     model: options.OtherModel = None,
@@ -132,18 +182,17 @@ def watch(
 
     Exit code 3 once images have changed or the guarantee is broken. Several processes may feed one watch.
     """
-    if csv is not None and images is None:
-        raise BadParameter("--csv writes verdicts of new images: pass IMAGES, too.")
-    if drawn and labels is None:
-        raise BadParameter("--drawn is about labels: pass --labels, too.")
+    _check_watch_options(images, csv, labels, to, drawn=drawn, request_labels=request_labels)
     cached = images is not None and options.is_cache(images)
     if images is not None:
         options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     if images is None or cached:
         options.check_no_model(model, load)
+    known = {} if labels is None else _filled_in(screen, labels)
     with screen.waiting("loading the guard" if images is None or cached else "loading guard and model"):
         opened = None if images is None or cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if opened is None else _with_model(screen, guard, model, load)
+        loaded.watch(alpha=alpha).label(known)  # in memory: labels that are no class are refused before IMAGES count
         place = guard.resolve()
         watched = loaded.watch(state or place.with_name(f"{place.name}.watch"), alpha=alpha)
     written: dict[str, Path | None] = {}
@@ -151,17 +200,57 @@ def watch(
         with screen.waiting("deciding" if cached else "running the model"):
             decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
             watched.update(decisions)
-        written = {"csv": csv and decisions.to_csv(csv)}
+        written["csv"] = csv and decisions.to_csv(csv)
     if labels is not None:
-        watched.label(labels, drawn=drawn)
+        watched.label(known, drawn=drawn)
     names = watched.request_labels(request_labels) if request_labels else []
-    report = watched.report()
+    report = options.with_commands(watched.report())
     notes = [f"label these: {', '.join(names)}"] if names else []
     if request_labels and not names:
         notes = ["no labels are requested: a guaranteed coverage needs none, or no new image is waiting for one"]
+    if to is not None:
+        written["to"] = _write_requests(names, to) if names else None
     screen.show(report, *notes, written=written, to_label=names)
     if report.alarm:
         raise Exit(SOMETHING_WRONG)
+
+
+def _check_watch_options(
+    images: str | None,
+    csv: Path | None,
+    labels: Path | None,
+    to: Path | None,
+    *,
+    drawn: bool,
+    request_labels: int | None,
+) -> None:
+    """Raise for options that need another one, and for a file that may hold labels already."""
+    if csv is not None and images is None:
+        raise BadParameter("--csv writes verdicts of new images: pass IMAGES, too.")
+    if drawn and labels is None:
+        raise BadParameter("--drawn is about labels: pass --labels, too.")
+    if to is not None and request_labels is None:
+        raise BadParameter("--to writes the images of --request-labels: pass that, too.")
+    if to is not None and to.exists():
+        raise BadParameter(f"--to: '{to}' exists, and labels that were filled in would be lost. Choose another file.")
+
+
+def _filled_in(screen: Screen, path: Path) -> dict[str, str]:
+    """The labels of a file, by image, without those that nobody has filled in yet."""
+    from dubito.data.labels import labels_by_image
+
+    labels = {str(image): label for image, label in labels_by_image(path).items()}
+    known = {image: label for image, label in labels.items() if label}
+    if len(known) < len(labels):
+        screen.note(f"--labels: {len(labels) - len(known):,} of {len(labels):,} images have no label yet.")
+    return known
+
+
+def _write_requests(names: Sequence[str], to: Path) -> Path:
+    """A CSV of images, whose labels are to be filled in."""
+    from dubito.storage import write_csv
+
+    return write_csv(to, [("path", "label"), *((name, "") for name in names)])
 
 
 @command
@@ -179,6 +268,13 @@ def export(
     with screen.waiting("exporting"):
         path = loaded.export_onnx(to)
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
+
+
+def _check_place(to: Path) -> None:
+    """Raise where no guard can be written, before anything that takes long."""
+    from dubito.guard.guard import FOLDER
+
+    FOLDER.check_place(to)
 
 
 def _with_model(screen: Screen, folder: Path, name: str | None, load: options.ModelOptions) -> "dubito.Guard":

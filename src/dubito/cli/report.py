@@ -100,7 +100,8 @@ def report(
             | _changed(load)
         )
         given |= {"--images": images} if model is None else {"--corrupted": corrupted}
-        result = replace(made, how=_calls(table, places, images, cache, given | {"--most": most, "--to": to}))
+        how = _calls(table, places, images, cache, given | {"--most": most, "--to": to})
+        result = replace(made, how=how, watch=made.watch and options.with_commands(made.watch))
         written = {"page": result.to_html(to), "csv": result.to_csv(to.with_suffix(".csv"))}
     inputs = options.describe_inputs(table.provenance)
     below = [*([f"inputs: {inputs}"] if inputs else []), _address(to)]

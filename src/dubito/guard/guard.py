@@ -44,7 +44,7 @@ from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, find_shift
-from dubito.guard.thresholds import Guarantee, Threshold
+from dubito.guard.thresholds import Guarantee, Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.guard.watch import ALPHA, Watch
 from dubito.metrics import wrong_predictions
@@ -55,15 +55,18 @@ from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
 from dubito.storage import SavedFolder, write_file
-from dubito.table import Table, check_table
+from dubito.table import Table, check_table, chosen_rows
+from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance
 from dubito.threads import quiet
 from dubito.types import Classifier, Images, Json, Probe
-from dubito.validate import check_model_first, check_number, check_rows, check_same_model, has_model_labels
+from dubito.validate import SHARED, check_model_first, check_number, check_rows, check_same_model, has_model_labels
 
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
 _OBSERVED = "observed.safetensors"
+_MOST_COMPARED = 2048
+"""Images that are compared with the calibration images, to see whether they are these."""
 
 
 @final
@@ -160,7 +163,7 @@ class Guard(Result):
         selection, calibrate, rows = select_scores(table, scores, train, labelled=labelled, novel=novel, seed=seed)
         names = dict.fromkeys([*selection.combination.weights, *filter(None, [selection.roles.density])])
         values = {name: selection.scores[name].score(calibrate) for name in names}
-        calibration = _observe(selection, values, calibrate, labelled=labelled)
+        calibration = _with_sketch(_observe(selection, values, calibrate, labelled=labelled), calibrate)
         rows = {"table": len(table), **rows, "novel": int(np.isinf(calibration.uncertainty).sum())}
         guard = cls(
             guarantee=guarantee,
@@ -205,6 +208,7 @@ class Guard(Result):
 
         Args:
             labelled: A table, or images, with labels of the model's own classes, drawn at random from what is to come.
+                They must be images that the guard was not fitted on: shared ones are warned of.
 
         Raises:
             GuardError: The guarantee cannot be given with these images; the message says how many it takes.
@@ -213,8 +217,19 @@ class Guard(Result):
         check_table(table, by="guard.refit")
         self._check_model(table)
         has_labels = self.guarantee.kind != "coverage" or _labels_are_classes(table)
+        if has_labels:
+            wrong_predictions(table, by="guard.refit")  # checks the labels
+        fitted = self.rows["calibrate"] < self.rows["table"]  # and not refitted: no score was chosen on the images then
+        if fitted and (own := self._own_images(table)):
+            warnings.warn(
+                f"guard.refit: about {percent(own)} of the images of {table.name} are calibration images of this "
+                f"guard, and its scores were probably chosen on some of the others: the guarantee may not hold. Pass "
+                f"images that it was not fitted on.",
+                DubitoWarning,
+                stacklevel=2,
+            )
         values = {name: score.score(table) for name, score in self.selection.scores.items()}
-        calibration = _observe(self.selection, values, table, labelled=has_labels)
+        calibration = _with_sketch(_observe(self.selection, values, table, labelled=has_labels), table)
         rows = {**self.rows, "table": len(table), "calibrate": len(table)}
         guard = replace(
             self,
@@ -319,8 +334,10 @@ class Guard(Result):
         threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
         observed = _observe(selection, values, table, labelled=_labels_are_classes(table))
         shift = find_shift(self.calibration, observed, threshold=self.threshold.value, classes=self.classes)
-        wrong = observed.wrong
-        label = None if wrong is None else table.label
+        check = None
+        if (wrong := observed.wrong) is not None:
+            own = self._own_images(table)
+            check = check_guarantee(self.guarantee, accept.numpy(), wrong, shift, own=own)
         return Decisions(
             ids=table.row_ids(),
             classes=self.classes,
@@ -337,8 +354,8 @@ class Guard(Result):
             threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
             guarantee=self.guarantee.sentence(self.threshold.of),
             shift=shift,
-            check=None if wrong is None else check_guarantee(self.guarantee, accept.numpy(), wrong, shift),
-            label=label,
+            check=check,
+            label=None if wrong is None else table.label,
             skipped=table.skipped,
         )
 
@@ -354,7 +371,22 @@ class Guard(Result):
         needs_labels = self.guarantee.kind != "coverage"
         wrong = wrong_predictions(table, by="guard.check").numpy() if needs_labels else None
         decisions = self.decide(table)
-        return check_guarantee(self.guarantee, decisions.accept.numpy(), wrong, decisions.shift)
+        own = self._own_images(table) if decisions.check is None else decisions.check.own
+        return check_guarantee(self.guarantee, decisions.accept.numpy(), wrong, decisions.shift, own=own)
+
+    def _own_images(self, table: Table) -> float:
+        """The share of a table's images that are calibration images, by content; 0 where it is one percent at most.
+
+        Of a large table, it is estimated from rows that are drawn at random.
+        """
+        if len(table) > _MOST_COMPARED:
+            drawn = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:_MOST_COMPARED]
+            table = chosen_rows(table, drawn.sort().values)
+        here, there = sketch(table), self.calibration.sketch
+        if here is None or there is None or not len(here):
+            return 0.0
+        share = len(shared_rows(Table(feature=here), Table(feature=there)).here) / len(here)
+        return share if share > SHARED else 0.0
 
     def _check_model(self, table: Table) -> None:
         """Raise TableError for a table of another model."""
@@ -512,6 +544,12 @@ def _observe(
         density=None if density is None else values[density].numpy(),
         wrong=wrong_predictions(table, by="guard").numpy() if labelled else None,
     )
+
+
+def _with_sketch(calibration: Observations, table: Table) -> Observations:
+    """With what calibration images are recognised by, should they come again."""
+    drawn = sketch(table)
+    return calibration if drawn is None else replace(calibration, sketch=drawn.numpy())
 
 
 def _threshold(

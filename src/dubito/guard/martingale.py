@@ -11,6 +11,14 @@ odds. The bets b are kappa p^(kappa - 1) and the same of 1 - p for strong change
 densities that are learned from earlier p-values, and 1.
 
 **A rate.** x_n >= 0 has a mean of at most r, whatever came before: a bet is f_n = 1 + l (x_n - r), with 0 <= l < 1 / r.
+Of m images, k may be drawn and labelled (`label_draws`): x = y / pi for these, and 0 for the others. If all pi are
+k / m, the best bet for a rate q is l = (k / m) (q - r) / (r (1 - r k / m)).
+
+**Where a rate lies.** With x <= h, and a > 0, 0 < b < 1, the means of (1 + a x k / m) / (1 + a r k / m) and of
+(1 - b x / h) / (1 - b r / h) are 1 if r is the mean of x. The first falls with r and the second rises, and so do their
+products over all images and the mean of these over a and over b, which are at most 2 / alpha at all times at once, with
+the probability 1 - alpha: between the two r where they are, lies the mean of x. Draws of k < m count with the bounds
+(1 + a r k / m)^m <= exp(a r k) and (1 - b r / h)^m <= exp(-b r m / h).
 
 **When does it begin?** Nobody knows, so capital is spread over all starts t, with weights pi_t = S(t) - S(t + 1),
 S(t) = log 20 / log(20 + t). After each image, a share J = 0.003 of the capital is spread over all bets anew, as in the
@@ -23,7 +31,8 @@ change after a million images costs 14 units of log-capital more than one at the
 """
 
 import math
-from typing import final
+from collections.abc import Callable
+from typing import NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -40,6 +49,33 @@ _JUMP = 0.003
 _DELAY = 20
 _RATIOS = (1.25, 1.5, 2.0, 4.0)
 """Rates that bets are best for, as multiples of the bound."""
+_LOW_BETS = 0.01 * 2.0 ** np.arange(11)
+_HIGH_BETS = 1 - 1 / (1 + _LOW_BETS)
+"""Bets a and b on where a rate lies."""
+
+
+class Outcomes(NamedTuple):
+    """What is known of some images: x of those that were drawn, and 0 for all others.
+
+    Attributes:
+        x: (k) 0, or 1 divided by the probability of the draw.
+        images: m, how many the k were drawn from.
+        largest: h, which no x can exceed.
+    """
+
+    x: Float64[np.ndarray, "k"]
+    images: int
+    largest: float
+
+    @classmethod
+    def of(cls, y: bool) -> "Outcomes":
+        """That of one image, which was not drawn from others."""
+        return cls(np.array([float(y)]), 1, 1.0)
+
+    @property
+    def share(self) -> float:
+        """The share that was drawn."""
+        return len(self.x) / self.images
 
 
 @final
@@ -59,9 +95,9 @@ class Capital:
         self.log_r = np.full(bets, -np.inf)
         self.cusum, self.start = np.zeros(bets), np.zeros(bets, dtype=np.int64)
 
-    def settle(self, log_f: Float64[np.ndarray, "b"], at: int | None = None) -> None:
-        """Take one outcome of every bet; `at` is what counts as its place, by default its number."""
-        before, self.seen = self.seen, self.seen + 1
+    def settle(self, log_f: Float64[np.ndarray, "b"], at: int | None = None, count: int = 1) -> None:
+        """Take one outcome of every bet, or the product of `count`; `at` is its place, by default its number."""
+        before, self.seen = self.seen, self.seen + count
         bets = len(log_f)
         weight = (_survival(before) - _survival(self.seen)) / bets
         grown = np.logaddexp(self.log_r, math.log(weight)) + log_f
@@ -152,28 +188,38 @@ class ExchangeabilityTest:
 
 @final
 class RateTest:
-    """Whether a rate exceeds its bound, from outcomes that are 0 or 1.
+    """Whether a rate exceeds its bound.
 
     Args:
         bound: The bound r.
+
+    Attributes:
+        capital: What bets on a higher rate have won; it has seen as many outcomes as are known.
+        interval: Where the rate lies.
+        images: How many images outcomes stand for.
+        total: The sum of x.
     """
 
     def __init__(self, bound: float) -> None:
         self.bound = bound
-        rates = [rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound]
-        self._bets = np.array([(rate - bound) / (bound * (1 - bound)) for rate in rates])
-        self.capital = Capital(len(rates))
-        self.total = 0
+        self._rates = np.array([rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound])
+        self.capital, self.interval = Capital(len(self._rates)), RateInterval()
+        self.images, self.total = 0, 0.0
 
-    def update(self, x: bool, at: int | None = None) -> None:
-        """Take one outcome; `at` is what counts as its place, such as the number of images before it."""
-        self.total += x
-        self.capital.settle(np.log1p(self._bets * (x - self.bound)), at)
+    def update(self, outcomes: Outcomes, at: int | None = None) -> None:
+        """Take outcomes; `at` is what counts as their place, such as the number of images before them."""
+        r, share, x = self.bound, outcomes.share, outcomes.x
+        self.images += outcomes.images
+        self.total += float(x.sum())
+        bets = share * (self._rates - r) / (r * (1 - share * r))
+        log_f = np.log1p(bets[:, None] * (x - r)).sum(1) + (outcomes.images - len(x)) * np.log1p(-bets * r)
+        self.capital.settle(log_f, at, len(x))
+        self.interval.update(outcomes)
 
     @property
     def observed(self) -> float | None:
-        """The mean of all outcomes."""
-        return self.total / self.capital.seen if self.capital.seen else None
+        """The mean of x."""
+        return self.total / self.images if self.images else None
 
     def needed(self, alpha: float) -> tuple[int, float]:
         """About how many more outcomes would refute the bound, at which rate: the observed one, or twice the bound.
@@ -187,14 +233,79 @@ class RateTest:
 
     def to_json(self) -> Json:
         """As plain values."""
-        return {"bound": self.bound, "total": self.total, "capital": self.capital.to_json()}
+        sums = {"bound": self.bound, "images": self.images, "total": self.total}
+        return {**sums, "capital": self.capital.to_json(), "interval": self.interval.to_json()}
 
     @classmethod
     def from_json(cls, saved: Json) -> "RateTest":
         """What `to_json` returned."""
         test = cls(float(saved["bound"]))
-        test.total, test.capital = int(saved["total"]), Capital.from_json(saved["capital"])
+        test.images, test.total = int(saved["images"]), float(saved["total"])
+        test.capital, test.interval = Capital.from_json(saved["capital"]), RateInterval.from_json(saved["interval"])
         return test
+
+
+@final
+class RateInterval:
+    """Where a rate lies, at all numbers of outcomes at once.
+
+    Attributes:
+        log_low: (b) sum of log(1 + a x k / m).
+        log_high: (b) sum of log(1 - b x / h).
+        whole: How many images were not drawn from others.
+        drawn: How many were.
+        exposure: Sum of m / h over the draws.
+    """
+
+    def __init__(self) -> None:
+        self.log_low, self.log_high = np.zeros(len(_LOW_BETS)), np.zeros(len(_HIGH_BETS))
+        self.whole, self.drawn, self.exposure = 0, 0, 0.0
+
+    def update(self, outcomes: Outcomes) -> None:
+        """Take outcomes."""
+        x = outcomes.x
+        self.log_low += np.log1p(_LOW_BETS[:, None] * outcomes.share * x).sum(1)
+        self.log_high += np.log1p(-_HIGH_BETS[:, None] / outcomes.largest * x).sum(1)
+        if outcomes.share == 1:
+            self.whole += outcomes.images
+        else:
+            self.drawn, self.exposure = self.drawn + len(x), self.exposure + outcomes.images / outcomes.largest
+
+    def at(self, alpha: float) -> tuple[float, float]:
+        """The interval that the rate is ever outside of with the probability alpha at most."""
+        most = math.log(2 / alpha)
+
+        def too_low(r: float) -> float:
+            log_f = self.log_low - self.whole * np.log1p(_LOW_BETS * r) - _LOW_BETS * r * self.drawn
+            return float(np.logaddexp.reduce(log_f)) - math.log(len(log_f)) - most
+
+        def too_high(r: float) -> float:
+            log_f = self.log_high - self.whole * np.log1p(-_HIGH_BETS * r) + _HIGH_BETS * r * self.exposure
+            return most + math.log(len(log_f)) - float(np.logaddexp.reduce(log_f))
+
+        return _last_positive(too_low, 0.0), _last_positive(too_high, 1.0)
+
+    def to_json(self) -> Json:
+        """As plain values."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, saved: Json) -> "RateInterval":
+        """What `to_json` returned."""
+        interval = cls()
+        interval.log_low, interval.log_high = np.array(saved["log_low"]), np.array(saved["log_high"])
+        interval.whole, interval.drawn = int(saved["whole"]), int(saved["drawn"])
+        interval.exposure = float(saved["exposure"])
+        return interval
+
+
+def _last_positive(falling: Callable[[float], float], otherwise: float) -> float:
+    """Where a falling function of [0, 1] crosses 0."""
+    from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
+
+    if falling(0.0) <= 0 or falling(1.0) >= 0:
+        return otherwise
+    return float(brentq(falling, 0.0, 1.0, xtol=1e-9))
 
 
 def _part(p: float) -> int:

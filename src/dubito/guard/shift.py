@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int, Int64
+from jaxtyping import Bool, Float32, Float64, Int, Int64
 from scipy.stats import hypergeom
 
 from dubito.guard.thresholds import Outcomes, percent
@@ -59,12 +59,14 @@ class Observations:
         predicted: (n) the predicted class.
         density: (n) how rare the features are, as a score; None for a guard without a density.
         wrong: (n) which predictions are wrong; None where labels are not known.
+        sketch: (n, p) a few numbers of each image, to recognise it by; see `dubito.table.overlap`.
     """
 
     uncertainty: Float64[np.ndarray, "n"]
     predicted: Int64[np.ndarray, "n"]
     density: Float64[np.ndarray, "n"] | None = None
     wrong: Bool[np.ndarray, "n"] | None = None
+    sketch: Float32[np.ndarray, "n p"] | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)

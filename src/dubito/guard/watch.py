@@ -10,8 +10,9 @@ probability of alpha at most, half of it for the images and half for the guarant
 averaged.
 
 Only labels of images that were drawn at random show the error rate: those that `request_labels` names, or all of a
-batch. Labels that people send by themselves are kept, and tested only if the image is drawn later. Labels are tested in
-the order of the draw, not in that of their arrival, because errors may come sooner, or later, than the rest.
+batch. Images that are likely wrong are drawn more often, and weigh less (`label_draws`). Labels that people send by
+themselves are kept, and tested only if the image is drawn later. Labels are tested in the order of the draw, not in
+that of their arrival, because errors may come sooner, or later, than the rest.
 
 The state is one small file. An update reads it, adds to it and replaces it in one step under a lock: a process may be
 killed at any instant, and several may watch together.
@@ -29,7 +30,7 @@ import torch
 
 from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
-from dubito.guard.martingale import tie_breakers
+from dubito.guard.martingale import Outcomes, tie_breakers
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of
 from dubito.guard.watch_report import WatchReport, make_report, note_peaks
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 ALPHA = 0.01
-_FORMAT = 4
+_FORMAT = 5
 _FILE = "watch.json"
 _OURS = (LOCK, _FILE, f"{_FILE}{UNFINISHED}")
 _PATIENCE = 60.0
@@ -117,11 +118,13 @@ class Watch:
             places["density"] = 1 - decisions.density_rank
         columns = {name: values.tolist() for name, values in places.items()}
         accept, labels = decisions.accept.tolist(), None if decisions.label is None else decisions.label.tolist()
+        uncertainty = decisions.uncertainty.tolist()
         with self._changing() as state:
             for row, name in enumerate(decisions.ids):
                 at = {key: values[row] for key, values in columns.items()}
-                self._take(state, str(name), at, accept=accept[row], label=None if labels is None else labels[row])
-            return make_report(self.guard, state, self.alpha)
+                about: Json = {"accept": accept[row], "stratum": state.stratum(uncertainty[row])}
+                self._take(state, str(name), at, about, label=None if labels is None else labels[row])
+            return self._noted(state)
 
     def label(self, labels: Labels, *, drawn: bool = False) -> "WatchReport":
         """Take note of true classes that arrive later.
@@ -148,30 +151,28 @@ class Watch:
                 if drawn and not entry["requested"]:
                     self._outcome(state, name, state.pending.pop(name))
             self._settle(state)
-            return make_report(self.guard, state, self.alpha)
+            return self._noted(state)
 
     def request_labels(self, count: int) -> list[str]:
-        """Names of images to label, so many: those that are awaited, and others, drawn at random among the latest.
+        """Names of images to label, so many if there are: those that are awaited, and others, drawn among the latest.
 
-        Of a risk, they are drawn among those that were accepted. An image whose label is known already may be drawn,
-        and is not named. A name that comes again while its label is awaited still means the earlier image.
+        Of a risk, they are drawn among those that were accepted, rather where errors are likely; each label speaks for
+        two other images too, which are not drawn again. An image whose label is known already may be drawn, and is not
+        named. A name that comes again while its label is awaited still means the earlier image.
         """
         by = "watch.request_labels"
         check_number(count, "[1, inf)", by=by, what="count", whole=True, hint="100 are usual.")
-        accepted_only = self.guard.guarantee.kind == "risk"
+        risk = self.guard.guarantee.kind == "risk"
         with self._changing() as state:
             names = [
-                name
-                for name, one in state.pending.items()
-                if not one["requested"] and (one["accept"] or not accepted_only)
+                name for name, one in state.pending.items() if not one["requested"] and (one["accept"] or not risk)
             ]
             state.draws += 1
-            order = np.random.default_rng([self.seed, state.draws]).permutation(len(names))
-            for place in order.tolist()[: max(0, count - len(_awaited(state)))]:
-                state.pending[names[place]]["requested"] = True
-                state.requests.append(names[place])
+            request = state.request if risk else state.request_alike
+            request(names, max(0, count - len(state.awaited)), np.random.default_rng([self.seed, state.draws]))
             self._settle(state)
-            return _awaited(state)
+            self._noted(state)
+            return state.awaited
 
     def report(self) -> "WatchReport":
         """What the watch has seen so far."""
@@ -208,7 +209,7 @@ class Watch:
             f"same guard, alpha and seed."
         )
 
-    def _take(self, state: "WatchMemory", name: str, at: Mapping[str, Any], *, accept: bool, label: int | None) -> None:
+    def _take(self, state: "WatchMemory", name: str, at: Mapping[str, Any], about: Json, *, label: int | None) -> None:
         drawn = tie_breakers(self.seed, state.images, len(state.tests))
         p = {
             key: test.update(at[key] if key == "classes" else bin_of(at[key]), u)
@@ -216,9 +217,9 @@ class Watch:
         }
         state.images += 1
         predicted = at["classes"]
-        state.recent.append([name, accept, predicted, p])
+        state.recent.append([name, about["accept"], predicted, p])
         del state.recent[:-RECENT]
-        entry: Json = {"accept": accept, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
+        entry: Json = {**about, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
         if self.guard.guarantee.kind == "coverage" or label is not None:
             self._outcome(state, name, entry | {"wrong": None if label is None else label != predicted})
         elif name not in state.pending or not state.pending[name]["requested"]:
@@ -231,17 +232,29 @@ class Watch:
         note_peaks(self.guard, state, self.alpha)
 
     def _settle(self, state: "WatchMemory") -> None:
-        for name, entry in state.settled_requests():
-            self._outcome(state, name, entry)
+        for request, known in state.settled_requests():
+            if self.guard.guarantee.kind == "risk":
+                state.take_errors(request, known)
+                self._note_guarantee(state, list(request["weights"])[-1])
+            else:
+                for name, entry in known.items():
+                    self._outcome(state, name, entry)
 
     def _outcome(self, state: "WatchMemory", name: str, entry: Json) -> None:
-        """Test what is known of an image."""
-        kind = self.guard.guarantee.kind
+        """Test what is known of an image that was not drawn from others."""
+        kind, at = self.guard.guarantee.kind, entry["at"]
         if kind == "risk" and entry["accept"]:
-            state.rate.update(bool(entry["wrong"]), entry["at"] - 1)
+            state.take_errors({"weights": {name: 1.0}, "images": 1, "largest": 1.0, "at": at}, {name: entry})
         elif kind == "coverage" or (kind == "false_alarms" and not entry["wrong"]):
-            state.rate.update(not entry["accept"], entry["at"] - 1)
+            state.rate.update(Outcomes.of(not entry["accept"]), at - 1)
+        self._note_guarantee(state, name)
+
+    def _note_guarantee(self, state: "WatchMemory", name: str) -> None:
         state.note(self.alpha, "guarantee", name, state.rate.capital.log_total, state.rate.capital.since)
+
+    def _noted(self, state: "WatchMemory") -> "WatchReport":
+        state.note_rate(self.alpha)
+        return make_report(self.guard, state, self.alpha)
 
     def _class_of(self, label: Any) -> int:
         classes = self.guard.classes
@@ -266,11 +279,6 @@ def _stamp(path: Path) -> tuple[int, ...]:
     """What differs once a file has been replaced."""
     about = path.stat()
     return about.st_ino, about.st_mtime_ns, about.st_size
-
-
-def _awaited(state: "WatchMemory") -> list[str]:
-    """Images whose labels were requested, and are not known."""
-    return [name for name in state.requests if name in state.pending and state.pending[name]["wrong"] is None]
 
 
 def _reading(folder: str | Path) -> AbstractContextManager[None]:

@@ -1,7 +1,8 @@
 """What a watch remembers: tests, the latest images, those whose labels are awaited, alarms, and how evidence grew."""
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 
 from dubito.guard.combination import rank
-from dubito.guard.martingale import ExchangeabilityTest, RateTest
+from dubito.guard.label_draws import PER_DRAW, PER_LABEL, draw, largest_weight, strata_of
+from dubito.guard.martingale import ExchangeabilityTest, Outcomes, RateTest
 from dubito.types import Json
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ _PENDING = 1000
 _MOST = 10_000
 """Images that labels are awaited for."""
 _WAITING = 100
-_HISTORY = 512
+"""Labels that wait for another before it is given up."""
+_HISTORY, _RATES = 512, 64
 
 
 @dataclass
@@ -32,25 +35,33 @@ class WatchMemory:
     """What a watch remembers.
 
     Attributes:
-        requests: Images that labels were requested for, in the order of the draw.
+        edges: Of the strata of accepted images, by uncertainty.
+        strata: By stratum, labels and errors among them.
+        requests: Draws of images that labels were requested for, in order: `weights` (1 / pi by name), `images`,
+            `largest` and `at`, the place of the first image.
         missing: Labels that did not come, and were given up.
         repeated: Images of a name that is remembered, of an earlier one.
         peaks: By test, what it showed when its evidence was highest: `log_evidence`, `since`, `words`, `examples`.
+        history: Of some numbers of images, the log-evidence of the images and of the guarantee.
+        rates: Of some numbers of images, the number of outcomes that were known, their rate and its interval.
     """
 
     tests: dict[str, ExchangeabilityTest]
     rate: RateTest
+    edges: list[float]
+    strata: list[list[float]]
     images: int = 0
     draws: int = 0
     unknown: int = 0
     missing: int = 0
     repeated: int = 0
-    requests: list[str] = field(default_factory=list)
+    requests: list[Json] = field(default_factory=list)
     peaks: dict[str, Json] = field(default_factory=dict)
     recent: list[list[Any]] = field(default_factory=list)
     pending: dict[str, Json] = field(default_factory=dict)
     alarms: list[Json] = field(default_factory=list)
     history: list[list[float]] = field(default_factory=list)
+    rates: list[list[float]] = field(default_factory=list)
     every: int = 1
 
     @classmethod
@@ -69,7 +80,7 @@ class WatchMemory:
         classes = len(guard.classes) if guard.classes is not None else int(calibration.predicted.max()) + 1
         counts = np.bincount(calibration.predicted, minlength=classes)
         classes_test = ExchangeabilityTest(counts, ordered=False)
-        return cls({**tests, "classes": classes_test}, RateTest(guard.guarantee.bound))
+        return cls({**tests, "classes": classes_test}, RateTest(guard.guarantee.bound), *strata_of(guard))
 
     @property
     def log_evidence(self) -> float:
@@ -84,26 +95,72 @@ class WatchMemory:
     def _logs(self) -> list[float]:
         return [test.capital.log_total for test in self.tests.values()]
 
-    def settled_requests(self) -> Iterator[tuple[str, Json]]:
-        """Drawn images whose labels are there, taken out in the order of the draw.
+    def stratum(self, uncertainty: float) -> int:
+        """Of an image."""
+        return bisect_left(self.edges, uncertainty)
+
+    @property
+    def awaited(self) -> list[str]:
+        """Images whose labels were requested, and are not known."""
+        names = (name for one in self.requests for name in one["weights"])
+        return [name for name in names if name in self.pending and self.pending[name]["wrong"] is None]
+
+    def request(self, names: list[str], count: int, rng: np.random.Generator) -> None:
+        """Draw `count` of the latest of these images, a few at a time; the others are never drawn again."""
+        count = min(count, len(names))
+        names = names[-PER_LABEL * count :] if count else []
+        rates = [errors / labels for labels, errors in self.strata]
+        for before in range(0, count, PER_DRAW):
+            few = min(PER_DRAW, count - before)
+            start, end = (labels * len(names) // count for labels in (before, before + few))
+            some = names[start:end]
+            drawn = draw(np.array([rates[self.pending[name]["stratum"]] for name in some]), few, rng)
+            largest, at = largest_weight(rates, few / len(some)), self.pending[some[0]]["at"]
+            weights = {some[place]: 1 / probability for place, probability in drawn.items()}
+            self.requests.append({"weights": weights, "images": len(some), "largest": largest, "at": at})
+            for name in some:
+                if name in weights:
+                    self.pending[name]["requested"] = True
+                else:
+                    del self.pending[name]
+
+    def request_alike(self, names: list[str], count: int, rng: np.random.Generator) -> None:
+        """Draw `count` of these images, all with the same probability; the others may be drawn later."""
+        for place in sorted(rng.permutation(len(names)).tolist()[:count]):
+            entry = self.pending[names[place]]
+            entry["requested"] = True
+            self.requests.append({"weights": {names[place]: 1.0}, "images": 1, "largest": 1.0, "at": entry["at"]})
+
+    def settled_requests(self) -> Iterator[tuple[Json, dict[str, Json]]]:
+        """Draws whose labels are there, in order, with what is known of the drawn images.
 
         Whoever takes labels as they come, errors first, say, sees another rate than that of the images. So a label
         waits for those of images that were drawn before, and a label that `_WAITING` others wait for is given up.
         """
         while self.requests:
-            entry = self.pending.get(self.requests[0])
-            if entry is not None and entry["wrong"] is None:
-                waiting = sum(
-                    name in self.pending and self.pending[name]["wrong"] is not None for name in self.requests
-                )
-                if waiting < _WAITING:
-                    return
-            name = self.requests.pop(0)
-            self.pending.pop(name, None)
-            if entry is None or entry["wrong"] is None:
-                self.missing += 1
-            else:
-                yield name, entry
+            first = self.requests[0]["weights"]
+            known = {name: self.pending[name] for name in first if name in self.pending}
+            if any(one["wrong"] is None for one in known.values()) and self.waiting < _WAITING:
+                return
+            known = {name: one for name, one in known.items() if one["wrong"] is not None}
+            self.missing += len(first) - len(known)
+            for name in first:
+                self.pending.pop(name, None)
+            yield self.requests.pop(0), known
+
+    @property
+    def waiting(self) -> int:
+        """Labels that wait for those of images that were drawn before or with them."""
+        return sum(one["requested"] and one["wrong"] is not None for one in self.pending.values())
+
+    def take_errors(self, request: Json, known: Mapping[str, Json]) -> None:
+        """Test whether drawn images are wrong. A label that was given up counts as right: alarms stay as rare."""
+        for one in known.values():
+            self.strata[one["stratum"]][0] += 1
+            self.strata[one["stratum"]][1] += bool(one["wrong"])
+        weights = request["weights"].items()
+        x = np.array([weight * bool(name in known and known[name]["wrong"]) for name, weight in weights])
+        self.rate.update(Outcomes(x, request["images"], request["largest"]), request["at"] - 1)
 
     def forget(self) -> None:
         """Drop the oldest images without a label: first those that no label was requested for."""
@@ -116,12 +173,20 @@ class WatchMemory:
         if log_evidence >= math.log(2 / alpha) and all(one["kind"] != kind for one in self.alarms):
             self.alarms.append({"kind": kind, "images": self.images, "id": name, "since": since})
         if self.images % self.every == 0 and kind == "images":
-            self.history.append([float(self.images), log_evidence, 0.0, 0.0, 0.0])
+            self.history.append([float(self.images), log_evidence, 0.0])
             if len(self.history) > _HISTORY:
                 self.history, self.every = self.history[1::2], 2 * self.every
         if self.history:  # labels may come after the last image
-            rate = self.rate
-            self.history[-1][2:] = [rate.capital.log_total, float(rate.capital.seen), float(rate.total)]
+            self.history[-1][2] = self.rate.capital.log_total
+
+    def note_rate(self, alpha: float) -> None:
+        """Where the rate lies, if more outcomes are known than before; of many points, every second one is dropped."""
+        outcomes = float(self.rate.capital.seen)
+        if outcomes > (self.rates[-1][1] if self.rates else 0):
+            interval = self.rate.interval.at(alpha / 2)
+            self.rates.append([float(self.images), outcomes, self.rate.observed or 0.0, *interval])
+            if len(self.rates) > _RATES:
+                self.rates = self.rates[1::2]
 
     def to_json(self) -> Json:
         """As plain values."""

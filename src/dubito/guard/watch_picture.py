@@ -6,12 +6,11 @@ rate        what the guarantee bounds, with the interval that holds at all times
 """
 
 import math
-from collections.abc import Iterator
 
 from markupsafe import Markup
 
 from dubito.guard.thresholds import percent
-from dubito.guard.watch_report import WatchReport, rate_interval
+from dubito.guard.watch_report import WatchReport
 from dubito.page.svg import SERIES, Axis, Line, Span, lines
 
 Figure = tuple[Markup, str, str]
@@ -67,24 +66,24 @@ def _evidence(report: WatchReport) -> Figure:
 
 
 def _rates(report: WatchReport) -> Figure:
-    points = list(_known(report))
+    points = report.rates[::-1][:: math.ceil(len(report.rates) / _POINTS)][::-1]
     bound, last = 100 * report.guarantee.bound, points[-1]
-    highest = min(100.0, 1.5 * max(bound, 100 * last[2][1]))  # the first few outcomes do not set the scale
-    shown = [(100 * min(low, highest / 100), 100 * min(high, highest / 100)) for _, _, (low, high) in points]
+    highest = min(100.0, 1.5 * max(bound, 100 * last[4]))  # the first few outcomes do not set the scale
+    shown = [(100 * min(low, highest / 100), 100 * min(high, highest / 100)) for *_, low, high in points]
     rates = Line(
-        [images for images, _, _ in points],
-        [min(100 * rate, highest) for _, rate, _ in points],
+        [one[0] for one in points],
+        [min(100 * one[2], highest) for one in points],
         name=report.rate,
         intervals=shown,
     )
-    low, high = (percent(one) for one in last[2])
+    low, high = (percent(one) for one in last[3:])
     end = _end(report)
     drawing = lines(
         [Line([0.0, end], [bound] * 2, name="guaranteed", dashed=True), rates],
         x=Axis(0.0, end, name="images"),
         y=Axis(0.0, highest, name=f"{report.rate}, %"),
-        label=f"{report.rate.capitalize()}: {percent(last[1])} of {report.outcomes:,}, between {low} and {high}; at "
-        f"most {percent(report.guarantee.bound)} are guaranteed.",
+        label=f"{report.rate.capitalize()}: {percent(last[2])} from {report.outcomes:,} outcomes, between {low} and "
+        f"{high}; at most {percent(report.guarantee.bound)} are guaranteed.",
     )
     return drawing, "Is the guarantee kept?", "dashed: guaranteed"
 
@@ -92,13 +91,3 @@ def _rates(report: WatchReport) -> Figure:
 def _end(report: WatchReport) -> float:
     """Of the axis of images, which has whole numbers."""
     return float(max(report.images, 4))
-
-
-def _known(report: WatchReport) -> Iterator[tuple[float, float, tuple[float, float]]]:
-    """Where outcomes became known: the number of images, their rate and its interval; of many points, some."""
-    grown = {outcomes: (images, total) for images, _, _, outcomes, total in reversed(report.history) if outcomes}
-    counts = sorted(grown)
-    step = math.ceil(len(counts) / _POINTS)
-    for outcomes in counts[::-1][::step][::-1]:
-        images, total = grown[outcomes]
-        yield images, total / outcomes, rate_interval(int(total), int(outcomes), report.alpha / 2)

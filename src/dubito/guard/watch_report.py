@@ -1,9 +1,4 @@
-"""What a watch says: what has moved, since when, which images show it, where the error rate lies, and what to do next.
-
-The interval of the rate holds at all times at once: with S errors among n,
-
-    {q: Beta-binomial(S, n) / (q^S (1 - q)^(n - S)) < 1 / alpha}          (Robbins 1970), prior Beta(1, 9)
-"""
+"""What a watch reports: what has moved, since when, which images show it, where the rate lies, and what to do next."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +16,6 @@ from dubito.types import Json
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
-_PRIOR = (1.0, 9.0)
 _EXAMPLES, _NAMED = 12, 3
 """Images that show a change: so many are kept, and named in a sentence."""
 _ALARMS = {"images": "images have changed", "guarantee": "the guarantee is broken"}
@@ -56,8 +50,8 @@ class WatchReport(Result):
         moved: What has moved, in words, one sentence for each test.
         advice: What to do next.
         examples: By test that has moved, the images that show it most, the clearest first.
-        history: Of some numbers of images: log-evidence of the images and of the guarantee, how many outcomes of the
-            guarantee are known, and how many of them are errors or refusals.
+        history: Of some numbers of images: log-evidence of the images and of the guarantee.
+        rates: Of some numbers of images: how many outcomes of the guarantee were known, their rate, and its interval.
     """
 
     images: int
@@ -79,6 +73,7 @@ class WatchReport(Result):
     advice: str
     examples: dict[str, tuple[str, ...]]
     history: tuple[tuple[float, ...], ...] = field(repr=False)
+    rates: tuple[tuple[float, ...], ...] = field(repr=False)
 
     @property
     def alarm(self) -> bool:
@@ -116,7 +111,7 @@ class WatchReport(Result):
         shown = (
             "none known"
             if self.observed is None
-            else (f"{percent(self.observed)} of {self.outcomes:,} (at all times within {low} and {high})")
+            else f"{percent(self.observed)} from {self.outcomes:,} outcomes (at all times within {low} and {high})"
         )
         facts = {
             "guarantee": str(self.guarantee),
@@ -129,7 +124,7 @@ class WatchReport(Result):
         if self.waiting:
             facts["labels waiting"] = f"{self.waiting:,}, for those of images that were drawn before"
         if self.missing:
-            facts["labels given up"] = f"{self.missing:,}, as they did not come: the rate lacks these images"
+            facts["labels given up"] = f"{self.missing:,}, as they did not come: they count as right"
         if self.volunteered:
             facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
         if self.unknown:
@@ -158,7 +153,7 @@ class WatchReport(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Evidence by number of images, with the line at which an alarm is raised."""
         ax = axes(ax)
-        images, of_images, of_guarantee = np.array(self.history or [(0, 0, 0)]).T[:3]
+        images, of_images, of_guarantee = np.array(self.history or [(0, 0, 0)]).T
         ax.plot(images, of_images / math.log(10), label="images")
         ax.plot(images, of_guarantee / math.log(10), label=self.rate)
         ax.axhline(self.alarm_at / math.log(10), color="0.5", linestyle="--", label="alarm")
@@ -171,7 +166,6 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
     """What a watch has seen, in numbers and in words."""
     tests = {name: test.capital for name, test in state.tests.items()}
     capitals = {**tests, "guarantee": state.rate.capital}
-    outcomes = state.rate.capital.seen
     peaks = {name: state.peaks[name] for name in state.tests if name in state.peaks}
     return WatchReport(
         images=state.images,
@@ -180,11 +174,11 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         alarms=tuple(state.alarms),
         evidence={name: math.exp(min(one.log_total, 700.0)) for name, one in capitals.items()},
         since={name: one.since for name, one in capitals.items()},
-        outcomes=outcomes,
+        outcomes=state.rate.capital.seen,
         observed=state.rate.observed,
-        interval=rate_interval(state.rate.total, outcomes, alpha / 2),
-        requested=sum(one["requested"] and one["wrong"] is None for one in state.pending.values()),
-        waiting=sum(one["requested"] and one["wrong"] is not None for one in state.pending.values()),
+        interval=(state.rates[-1][3], state.rates[-1][4]) if state.rates else (0.0, 1.0),
+        requested=len(state.awaited),
+        waiting=state.waiting,
         missing=state.missing,
         repeated=state.repeated,
         volunteered=sum(not one["requested"] and one["wrong"] is not None for one in state.pending.values()),
@@ -193,6 +187,7 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         advice=_advice(guard, state, alpha),
         examples={name: tuple(peak["examples"]) for name, peak in peaks.items()},
         history=tuple(tuple(one) for one in state.history),
+        rates=tuple(tuple(one) for one in state.rates),
     )
 
 
@@ -229,7 +224,7 @@ def _moved(guard: "Guard", state: WatchMemory) -> Iterator[str]:
         yield f"{peak['words']} since image {peak['since'] + 1:,}; most of all {shown}."
     if broken := next((one for one in state.alarms if one["kind"] == "guarantee"), None):
         what, bound = _RATES[guard.guarantee.kind], percent(state.rate.bound)
-        overall = f"{percent(state.rate.observed or 0)} of all {state.rate.capital.seen:,}"
+        overall = f"{percent(state.rate.observed or 0)} from all {state.rate.capital.seen:,} outcomes"
         yield f"The guarantee is broken: {what} above {bound} since about image {broken['since'] + 1:,} ({overall})."
 
 
@@ -267,23 +262,3 @@ def _advice(guard: "Guard", state: WatchMemory, alpha: float) -> str:
     if "guarantee" in kinds:
         return f"Stop using its verdicts, or accept less (guard.with_risk); {then}."
     return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."
-
-
-def rate_interval(successes: int, n: int, alpha: float) -> tuple[float, float]:
-    """Where a rate lies, at all numbers of outcomes at once."""
-    from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
-    from scipy.special import betaln  # noqa: PLC0415 (slow to import)
-
-    if n == 0:
-        return 0.0, 1.0
-    a, b = _PRIOR
-    mixture = float(betaln(a + successes, b + n - successes) - betaln(a, b))
-
-    def excess(q: float) -> float:
-        return mixture - successes * math.log(q) - (n - successes) * math.log1p(-q) - math.log(1 / alpha)
-
-    tiny = 1e-12
-    mean = min(max(successes / n, tiny), 1 - tiny)
-    low = brentq(excess, tiny, mean) if successes and excess(tiny) > 0 else 0.0
-    high = brentq(excess, mean, 1 - tiny) if successes < n and excess(1 - tiny) > 0 else 1.0
-    return float(low), float(high)

@@ -87,7 +87,7 @@ class Acceptance(NamedTuple):
         levels: One for each of RISKS.
         confidence: Of every guarantee by itself.
         reference: Number of images that the scores were selected on.
-        own: Whether it is the user's guard, calibrated on other images; else one that was fitted for the report.
+        own: Whether it is the user's guard; else one that was fitted on the images of the report.
         by: The uncertainty that it compares with its threshold.
     """
 

@@ -166,6 +166,11 @@ class Engine:
         """
         return await asyncio.wrap_future(self._watcher.submit(self._label, labels))
 
+    async def request_labels(self, count: int) -> list[str]:
+        """Ids of images to label, so that the watch can test the guarantee."""
+        assert self.watch is not None  # noqa: S101 (its endpoint exists only with a watch)
+        return await asyncio.wrap_future(self._watcher.submit(self.watch.request_labels, count))
+
     async def _answer(self, kind: Hashable, name: str, upload: Upload) -> Any:
         try:
             image = await self.decoders.prepare(upload.content, upload.name)

@@ -4,11 +4,21 @@ import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from dubito.serve.inference_protocol import LENGTH_HEADER, OUTPUTS
 from dubito.types import Json
 
+
+class Limits(NamedTuple):
+    """The largest value of a whole number in a query, and the one that is taken without it."""
+
+    most: int
+    default: int
+
+
+NEIGHBOURS = Limits(100, 5)
+LABEL_REQUESTS = Limits(1000, 50)
 _NUMBER, _TEXT, _SHARE = {"type": "number"}, {"type": "string"}, {"type": ["number", "null"]}
 _VERDICT = {
     "predicted": {"type": "integer"},
@@ -56,6 +66,8 @@ _REFUSALS = {
     "504": "There was no answer in time.",
 }
 
+_WITHOUT_KEY = ("/openapi.json", "/docs", "/v2/health/live", "/v2/health/ready")
+"""Paths for everybody: orchestrators ask for health, and a browser that opens a page sends no header of ours."""
 _UNREADY = "It is stopping, no longer runs batches, or a batch takes longer than the deadline of a request."
 
 
@@ -78,11 +90,16 @@ def openapi(name: str, paths: Iterable[str], *, keyed: bool) -> Json:
     if keyed:
         for path, methods in described.items():
             for one in methods.values():
-                if not path.startswith("/v2/health/"):
+                if needs_key(path):
                     one["responses"]["401"] = _error("The key is missing or wrong.")
                     one["security"] = [{"key": []}]
         document["components"]["securitySchemes"] = {"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
     return document
+
+
+def needs_key(path: str) -> bool:
+    """Whether a path is answered to clients with the key alone, if there is one."""
+    return path not in _WITHOUT_KEY
 
 
 def docs_page(document: Json) -> str:
@@ -101,6 +118,11 @@ def docs_page(document: Json) -> str:
     title = escape(document["info"]["title"])
     style = "body{font:1rem/1.5 system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}td{padding-right:1rem}"
     lead = "Every answer is JSON unless it says otherwise; errors have the key <code>error</code>."
+    if "securitySchemes" in document["components"]:
+        lead += (
+            " Requests need the key of the service in the header <code>X-API-Key</code>; those for health and for this "
+        )
+        lead += "document do not."
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{style}</style>"
         f"<h1>{title}</h1><p>{lead}</p>{''.join(parts)}</html>"
@@ -112,12 +134,7 @@ def _paths(model: str) -> dict[str, Json]:
     verdicts = {"type": "array", "items": {"oneOf": [_named(_VERDICT), broken]}}
     queries = {"type": "array", "items": {"oneOf": [_named(_NEIGHBOURS, ("refused", "ids", "similarities")), broken]}}
     guarded = _object({"verdicts": verdicts, "guarantee": _object(_GUARANTEE), "fingerprint": _TEXT})
-    k = {
-        "name": "k",
-        "in": "query",
-        "description": "How many items, if the index has as many.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
-    }
+    k = _whole("k", "How many items, if the index has as many.", NEIGHBOURS)
     return {
         "/guard": {
             "post": _posted("Verdicts of one image (the body) or several (multipart), each with its reason.", guarded)
@@ -130,6 +147,7 @@ def _paths(model: str) -> dict[str, Json]:
         },
         "/watch": {"get": _got("Are images still like those of the calibration, and is the guarantee kept?")},
         "/labels": {"post": _labels()},
+        "/labels/requests": {"post": _label_requests()},
         "/v2": {"get": _got("Metadata of the server (Open Inference Protocol).")},
         "/v2/health/live": {"get": _health("Whether the service runs batches; needs no key.", "It must be restarted.")},
         "/v2/health/ready": {"get": _health("Whether it answers requests; needs no key.", _UNREADY)},
@@ -137,18 +155,39 @@ def _paths(model: str) -> dict[str, Json]:
         f"{model}/ready": {"get": _health("Whether the model answers requests.", _UNREADY)},
         f"{model}/infer": {"post": _infer()},
         "/metrics": {"get": _got("Counters, in the text format of Prometheus.", "text/plain", _TEXT)},
-        "/openapi.json": {"get": _got("This document.")},
-        "/docs": {"get": _got("This document, for people.", "text/html", _TEXT)},
+        "/openapi.json": {"get": _got("This document; needs no key.")},
+        "/docs": {"get": _got("This document, for people; needs no key.", "text/html", _TEXT)},
     }
 
 
 def _labels() -> Json:
     labels = {"type": "object", "additionalProperties": {"type": ["integer", "string"]}}
-    posted = _posted("True classes, by number or by name, of images by the ids of their verdicts.", {"type": "object"})
-    posted["responses"]["200"]["description"] = "The report of the watch."
-    for status in ("400", "503"):  # of images
-        del posted["responses"][status]
+    summary = "True classes, by number or by name, of images by the ids of their verdicts."
+    posted = _without_images(_posted(summary, {"type": "object"}), "The report of the watch.")
     return {**posted, "requestBody": {"required": True, "content": _json(labels)}}
+
+
+def _label_requests() -> Json:
+    summary = "Images to label, so that the watch can test the guarantee: send their true classes to /labels."
+    ids = _object({"ids": {"type": "array", "items": _TEXT}})
+    posted = _without_images(
+        _posted(summary, ids), "Ids of verdicts: those whose labels are awaited, and others, drawn at random."
+    )
+    del posted["requestBody"]
+    return {**posted, "parameters": [_whole("count", "How many images, if so many can be drawn.", LABEL_REQUESTS)]}
+
+
+def _without_images(posted: Json, answer: str) -> Json:
+    """As of a request that sends no images."""
+    posted["responses"]["200"]["description"] = answer
+    for status in ("400", "503"):
+        del posted["responses"][status]
+    return posted
+
+
+def _whole(name: str, description: str, limits: Limits) -> Json:
+    schema = {"type": "integer", "minimum": 1, "maximum": limits.most, "default": limits.default}
+    return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
 def _infer() -> Json:

@@ -3,7 +3,7 @@
     POST /guard                      verdicts            POST /search      similar items, with an index
     GET  /v2 ...                     the Open Inference Protocol, see `inference_protocol`
     GET  /watch                      its report          POST /labels      true classes, with a watch
-    GET  /metrics                    for Prometheus
+    POST /labels/requests            images to label     GET  /metrics     for Prometheus
     GET  /openapi.json   /docs       this list, for programs and for people
 
 Every request is bounded: in bytes (413), in seconds until its body is there (408) and it is answered (504), in images
@@ -29,7 +29,7 @@ from dubito.serve.batching import QueueFullError
 from dubito.serve.decoding import DecoderError
 from dubito.serve.engine import GUARD, Engine, Search, Upload, verdict_json, write_log
 from dubito.serve.inference_protocol import LENGTH_HEADER, InferRequest, describe
-from dubito.serve.openapi import docs_page, openapi
+from dubito.serve.openapi import LABEL_REQUESTS, NEIGHBOURS, Limits, docs_page, needs_key, openapi
 from dubito.storage import parse_json
 from dubito.types import Json
 
@@ -52,7 +52,6 @@ KEY_HEADER = "X-API-Key"
 _BODIES = 16
 """Bodies of the largest size that are in memory at a time, or as many smaller ones as are as large together."""
 _NAME, _PATH, _WORDS = 200, 200, 400
-_NEIGHBOURS = 100
 _GONE = 499
 """As nginx calls it, in the log: the client has closed the connection."""
 _NOTES = "dubito.notes"
@@ -91,6 +90,7 @@ def make_app(engine: Engine, *, name: str, max_bytes: int, deadline: float, key:
         routes.append(Route("/search", api.search, methods=["POST"]))
     if engine.watch is not None:
         routes += [Route("/watch", api.watch), Route("/labels", api.labels, methods=["POST"])]
+        routes.append(Route("/labels/requests", api.label_requests, methods=["POST"]))
     api.document = openapi(name, [route.path for route in routes], keyed=key is not None)
 
     @asynccontextmanager
@@ -134,10 +134,7 @@ class _Endpoints:
 
     async def search(self, request: Request) -> Response:
         """Items like the images of a request."""
-        text = request.query_params.get("k", "5")
-        if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= _NEIGHBOURS):
-            raise HTTPException(422, f"k must be a whole number from 1 to {_NEIGHBOURS}; got '{text[:_NAME]}'.")
-        return await self._answered(request, Search(int(text)), "queries", dict, {})
+        return await self._answered(request, Search(_whole(request, "k", NEIGHBOURS)), "queries", dict, {})
 
     async def infer(self, request: Request) -> Response:
         """The same verdicts by the Open Inference Protocol, which has no room for images without one."""
@@ -196,6 +193,13 @@ class _Endpoints:
                 return _report(await self._while_there(request, self.engine.label(labels)))
             except (GuardError, ValueError) as error:  # or a number of more digits than Python reads
                 raise HTTPException(422, first_words(error, _WORDS)) from error
+
+    async def label_requests(self, request: Request) -> Response:
+        """Ids of images whose labels would show whether the guarantee is kept, drawn at random."""
+        count = _whole(request, "count", LABEL_REQUESTS)
+        async with self._body(request):
+            ids = await self._while_there(request, self.engine.request_labels(count))
+        return JSONResponse({"ids": ids}, headers=_HEADERS)
 
     async def openapi(self, _: Request) -> Response:
         """The OpenAPI document."""
@@ -323,19 +327,27 @@ class _Observed:
 
 @final
 class _Keyed:
-    """Refuses requests without the key before their bodies are read; health is for everybody."""
+    """Refuses requests without the key before their bodies are read; health and the documentation are for everybody."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self.app, self.digest = app, None if key is None else _digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.digest is not None and not scope["path"].startswith("/v2/health/"):
+        if scope["type"] == "http" and self.digest is not None and needs_key(scope["path"]):
             sent = Headers(scope=scope).get(KEY_HEADER, "").encode("latin-1", "replace")
             if not hmac.compare_digest(_digest(sent), self.digest):
                 words = f"the header {KEY_HEADER} must have the key of this service."
                 await _error(401, words, {"WWW-Authenticate": "ApiKey"})(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+def _whole(request: Request, name: str, limits: Limits) -> int:
+    """A whole number of the query."""
+    text = request.query_params.get(name, str(limits.default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= limits.most):
+        raise HTTPException(422, f"{name} must be a whole number from 1 to {limits.most}; got '{text[:_NAME]}'.")
+    return int(text)
 
 
 async def _uploads(request: Request, body: bytes) -> list[Upload]:
