@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -27,13 +28,18 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 @contextmanager
-def watched_memory(peak: list[int]) -> Iterator[None]:
-    """Collect the resident memory of this process in bytes, a hundred times a second and at the end."""
+def watched_memory(peak: list[int], of: Callable[[Any], int] = attrgetter("rss")) -> Iterator[None]:
+    """Collect the memory of this process in bytes, a hundred times a second and at the end.
+
+    Args:
+        peak: What it is collected in.
+        of: Which memory, of what psutil reports; by default all that is resident.
+    """
     process, done = psutil.Process(), threading.Event()
 
     def watch() -> None:
         while not done.wait(0.01):
-            peak.append(process.memory_info().rss)
+            peak.append(of(process.memory_info()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -42,7 +48,7 @@ def watched_memory(peak: list[int]) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
-        peak.append(process.memory_info().rss)
+        peak.append(of(process.memory_info()))
 
 
 def growth_of(run: Callable[[], object], passes: int = 3) -> float:
