@@ -167,10 +167,11 @@ def test_images_are_read_in_few_places(path):
 @pytest.mark.parametrize(
     ("name", "home"),
     [
-        ("FileLock", "storage.py"),
-        ("ENOSPC", "storage.py"),
+        ("FileLock", "storage/files.py"),
+        ("ENOSPC", "storage/files.py"),
         ("get_close_matches", "choices.py"),
         ("DataLoader(", "cache/runner.py"),
+        ("fsspec.core", "storage/locations.py"),
         ("import ray", "engines/ray.py"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))  # root may read all folders
 
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr("os.scandir", refuse)
     kept = SavedFolder("guard", "guard.json", 1, ("parts",), "Guard.save")
     for call in (kept.check_place, lambda folder: kept.save(folder, lambda _: {})):
         with pytest.raises(ArtefactError, match=r"the guard cannot be saved in '.*' \(Permission denied\)\. Choose"):

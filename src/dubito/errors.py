@@ -82,6 +82,10 @@ class EngineError(DubitoError):
     """Blocks of images cannot be worked on where they should be, or keep failing; the message names their images."""
 
 
+class StoreError(DubitoError):
+    """A remote location, such as s3://bucket/cache, cannot be reached or refuses access; what was finished is kept."""
+
+
 class ServerError(DubitoError):
     """A database server cannot be reached, went away, or lacks what is needed; the message says what is safe."""
 

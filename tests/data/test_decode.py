@@ -15,6 +15,7 @@ from PIL import Image, ImageFile
 
 from dubito.data.decode import decode, missing_package, read_content, to_rgb
 from dubito.errors import BrokenImageError
+from dubito.storage import RemotePath
 
 RAMP = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
 # 65535 / 257 = 255 exactly, and every 257th value in between is a whole grey level.
@@ -372,18 +373,18 @@ def server():
 
 def test_urls_of_busy_servers_are_tried_again(server, monkeypatch):
     address, counts = server
-    assert read_content(f"{address}/200")[0] == b"content"
-    assert read_content(f"{address}/503")[0] == b"content"
+    assert read_content(RemotePath(f"{address}/200"))[0] == b"content"
+    assert read_content(RemotePath(f"{address}/503"))[0] == b"content"
     with pytest.raises(BrokenImageError, match="the server answered 404 Not Found"):
-        decode(read_content(f"{address}/404")[0], "x")
+        decode(read_content(RemotePath(f"{address}/404"))[0], "x")
     assert counts == {"/200": 1, "/503": 2, "/404": 1}
     monkeypatch.setattr("dubito.data.decode.LIMIT", 3)
     with pytest.raises(BrokenImageError, match="the most that is read of an image"):
-        decode(read_content(f"{address}/200")[0], "x")
+        decode(read_content(RemotePath(f"{address}/200"))[0], "x")
 
 
 def test_addresses_of_nothing():
     with pytest.raises(BrokenImageError, match="must be a readable file; reading it gave:"):
-        decode(read_content("http://127.0.0.1:1/x.png")[0], "x")
+        decode(read_content(RemotePath("http://127.0.0.1:1/x.png"))[0], "x")
     with pytest.raises(BrokenImageError, match="InvalidURL"):
-        decode(read_content("http://127.0.0.1:port/x.png")[0], "x")
+        decode(read_content(RemotePath("http://127.0.0.1:port/x.png"))[0], "x")

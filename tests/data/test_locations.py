@@ -18,9 +18,9 @@ from torch import nn
 import dubito
 from dubito.data import FileImages, TarImages, open_images
 from dubito.data.decode import read_content
-from dubito.data.locations import RangeReader, expand, is_url, list_files, open_binary, read_range
 from dubito.data.open import one_or_many
-from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, MissingPackageError
+from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, MissingPackageError, StoreError
+from dubito.storage.locations import RangeReader, RemotePath, expand, is_url
 
 FILES = {"dog/2.png": "red", "cat/1.png": "lime", "cat/0.png": "blue"}
 COLOURS = [(0, 0, 255), (0, 255, 0), (255, 0, 0)]
@@ -120,7 +120,7 @@ def test_what_is_missing_is_one_broken_image(folder, store):
 def test_images_of_a_store_are_bounded(folder, store, monkeypatch):
     put(folder(FILES), store)
     monkeypatch.setattr("dubito.data.decode.LIMIT", 50)
-    content, _ = read_content(f"{store}/cat/1.png")
+    content, _ = read_content(RemotePath(f"{store}/cat/1.png"))
     assert isinstance(content, OSError)
     assert "the most that is read of an image" in str(content)
 
@@ -130,15 +130,15 @@ def test_a_store_that_cannot_be_reached_stops_everything(monkeypatch, bucket):
     s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     images = FileImages(Path(), ["s3://bucket/a.png"])
-    with pytest.raises(ImagesError, match=r"'s3://bucket/a\.png' cannot be read \(.*run the same call again"):
+    with pytest.raises(StoreError, match=r"'s3://bucket/a\.png' cannot be accessed \(.*run the same call again"):
         images.read(0)
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_schemes_without_a_package():
-    with pytest.raises(MissingPackageError, match=r"'az://b/a' is read by another package: pip install adlfs"):
+    with pytest.raises(MissingPackageError, match=r"'az://b/a' is accessed by another package: pip install adlfs"):
         open_images("az://b/a")
-    with pytest.raises(ImagesError, match=r"'nowhere://b' cannot be read \(ValueError: Protocol not known: nowhere"):
+    with pytest.raises(StoreError, match=r"'nowhere://b' cannot be accessed \(ValueError: Protocol not known: nowhere"):
         open_images("nowhere://b")
 
 
@@ -146,15 +146,15 @@ def test_files_are_read_in_ranges(store):
     files, root = fsspec.core.url_to_fs(store)
     data = np.random.default_rng(0).bytes(3 << 20)
     files.pipe_file(f"{root}/data", data)
-    place = f"{store}/data"
-    assert list_files(store) == ["data"]
-    assert read_range(place, 5, 10) == data[5:15]
-    assert read_range(place, len(data) - 3, 10) == data[-3:]
-    assert read_range(place, len(data), 10) == b""
+    place = RemotePath(f"{store}/data")
+    assert place.parent.files_below() == ["data"]
+    assert place.read_range(5, 10) == data[5:15]
+    assert place.read_range(len(data) - 3, 10) == data[-3:]
+    assert place.read_range(len(data), 10) == b""
     reader = RangeReader()
     for start in (0, 1000, 900, 2000, 1 << 20, (1 << 20) + 600, 3 << 20, 50, 700_000):
         assert reader.read(place, start, 700) == data[start : start + 700], start
-    with open_binary(place) as file:
+    with place.open("rb") as file:
         file.seek(-7, 2)
         assert file.read() == data[-7:]
         file.seek(1)
@@ -165,15 +165,15 @@ def test_reading_forward_takes_few_requests(store, monkeypatch):
     files, root = fsspec.core.url_to_fs(store)
     files.pipe_file(f"{root}/data", bytes(4 << 20))
     requests = []
+    read_range, place = RemotePath.read_range, RemotePath(f"{store}/data")
     monkeypatch.setattr(
-        "dubito.data.locations.read_range",
-        lambda url, start, size: requests.append(size) or read_range(url, start, size),
+        RemotePath, "read_range", lambda self, start, size: requests.append(size) or read_range(self, start, size)
     )
     reader = RangeReader()
     for start in range(0, 2 << 20, 1 << 15):
-        reader.read(f"{store}/data", start, 1 << 14)
+        reader.read(place, start, 1 << 14)
     assert requests == [1 << 14, 1 << 20, 1 << 20]
-    reader.read(f"{store}/data", 3 << 20, 100)
+    reader.read(place, 3 << 20, 100)
     assert requests[3:] == [100]  # a jump fetches no more than it needs
 
 
@@ -214,8 +214,8 @@ def test_a_server_that_ignores_ranges(folder, archive):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{web.server_port}/photos.zip"
-        with pytest.raises(ImagesError, match="must be on a server that sends ranges"):
-            read_range(address, 5, 10)
+        with pytest.raises(StoreError, match="must be on a server that sends ranges"):
+            RemotePath(address).read_range(5, 10)
         web.shutdown()
 
 

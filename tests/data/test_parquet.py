@@ -9,7 +9,8 @@ from tests.data.conftest import png
 
 from dubito.data import FileImages, ParquetImages, open_images
 from dubito.data.parquet import _Window
-from dubito.errors import BrokenImageError, ImagesError, MissingPackageError
+from dubito.errors import BrokenImageError, ImagesError, MissingPackageError, StoreError
+from dubito.storage import RemotePath
 from dubito.types import Images
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -115,11 +116,11 @@ def test_a_store_that_goes_away_is_no_broken_image(cells, tmp_path, monkeypatch)
     fsspec.filesystem("memory").put_file(str(path), "/data/a.parquet")
     images = open_images("memory://data/a.parquet")
 
-    def refuse(url: str, start: int, size: int) -> bytes:
-        raise ImagesError("the store cannot be reached")
+    def refuse(self: RemotePath, start: int, size: int) -> bytes:
+        raise StoreError("the store cannot be reached")
 
-    monkeypatch.setattr("dubito.data.locations.read_range", refuse)
-    with pytest.raises(ImagesError, match="the store cannot be reached"):
+    monkeypatch.setattr(RemotePath, "read_range", refuse)
+    with pytest.raises(StoreError, match="the store cannot be reached"):
         images.read(0)
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 from dubito.data.decode import LIMIT, decode, missing_package, too_large
 from dubito.data.files import class_folders, is_hidden, only_images
 from dubito.data.image_set import ImageSet, hash_bytes
-from dubito.data.locations import Place, absolute, to_readable
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.storage import reading
+from dubito.storage.locations import Place, to_readable
 from dubito.threads import Lock
 
 UNPACKING = (OSError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -39,7 +39,7 @@ class ArchiveImages(ImageSet):
         members = _members(path, name)
         ids = only_images([info.filename for info in members], name)
         super().__init__(str(path), ids, *class_folders(ids, name))
-        self.path = absolute(path)
+        self.path = path.absolute()
         sums = {info.filename: (info.CRC, info.file_size) for info in members}
         self._sums = [sums[key] for key in ids]
         self._opened: tuple[int, zipfile.ZipFile] | None = None

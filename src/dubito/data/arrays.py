@@ -21,9 +21,9 @@ from torch import Tensor
 
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, in_threads, some
 from dubito.data.labels import LabelValues, to_labels
-from dubito.data.locations import Place, to_readable
 from dubito.errors import ImagesError
 from dubito.storage import reading
+from dubito.storage.locations import Place, to_readable
 
 Array = Shaped[np.ndarray, "..."]
 _PIXELS = ("images", "inputs")

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from dubito.data.arrays import position_ids
 from dubito.data.decode import decode, read_content, to_rgb
 from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
-from dubito.data.locations import to_place
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
+from dubito.storage.locations import to_place
 from dubito.threads import kept_random_states
 
 _UNREADABLE = hash_bytes(b"unreadable")

@@ -24,17 +24,15 @@ import stat
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from dubito.data.image_set import hash_bytes
-from dubito.data.locations import Place, is_web, read_range
 from dubito.errors import BrokenImageError
+from dubito.storage.locations import Place, RemotePath, is_web
 from dubito.threads import quiet
 
 LIMIT = 512 << 20
@@ -113,11 +111,11 @@ def read_content(place: Place) -> tuple[bytes | OSError, bytes]:
 
     What cannot be read is one broken image: the others are still extracted.
     """
-    read: Callable[[Any], bytes] = (
-        read_regular if isinstance(place, Path) else read_url if is_web(place) else _read_object
-    )
     try:
-        content = read(place)
+        if isinstance(place, Path):
+            content = read_regular(place)
+        else:
+            content = read_url(place.url) if is_web(place) else _read_object(place)
     except OSError as error:
         return error, hash_bytes(f"unreadable: {error.errno}".encode())
     return content, hash_content(content)
@@ -203,8 +201,8 @@ def _check_regular(status: os.stat_result) -> None:
         raise too_large()
 
 
-def _read_object(url: str) -> bytes:
-    content = read_range(url, 0, LIMIT + 1)
+def _read_object(place: RemotePath) -> bytes:
+    content = place.read_range(0, LIMIT + 1)
     if len(content) > LIMIT:
         raise too_large()
     return content

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from dubito.data.decode import decode, read_content
 from dubito.data.image_set import ImageSet, in_threads, some
-from dubito.data.locations import Place, absolute, is_url, join, list_files
 from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
+from dubito.storage.locations import Place, is_url, join
 
 _KINDS = "avif bmp gif heic heif hif jfif jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff webp"
 SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
@@ -54,7 +54,7 @@ class FileImages(ImageSet):
     ) -> None:
         super().__init__(name or str(root), ids, labels, classes)
         # Workers on another machine or in another folder must find the same files.
-        self.root = absolute(root)
+        self.root = root.absolute()
 
     def read(self, index: int) -> Image.Image:
         """The image as RGB."""
@@ -96,7 +96,7 @@ def open_folder(root: Place, paths: Sequence[str] | None = None) -> FileImages:
 def files_below(root: Place) -> list[str]:
     """The path of every file in a folder and its sub-folders, relative to it, sorted; a hidden folder is one path."""
     with reading(f"folder '{root}'", "Repair its permissions, or move the images.", error=ImagesError):
-        return sorted(_walk(root, "", frozenset())) if isinstance(root, Path) else list_files(root)
+        return sorted(_walk(root, "", frozenset())) if isinstance(root, Path) else root.files_below()
 
 
 def listed_ids(root: Place, paths: Sequence[str], what: str, repair: str) -> list[str]:

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from dubito.data.files import is_image
 from dubito.data.image_set import Labelled, some
-from dubito.data.locations import Place, open_binary, to_place
 from dubito.errors import ImagesError
 from dubito.storage import reading
+from dubito.storage.locations import Place, to_place
 from dubito.types import Images
 
 LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
@@ -221,7 +221,7 @@ def read_csv(path: Place) -> Listing:
         raise ImagesError(f"CSV file '{path}' must be a file; {there}. Check the path.")
     with (
         _reading(path),
-        open_binary(path) as binary,
+        path.open("rb") as binary,
         io.TextIOWrapper(binary, newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
     ):
         reader = csv.reader(file, delimiter="\t" if str(path).lower().endswith(".tsv") else ",")

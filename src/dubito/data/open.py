@@ -15,13 +15,14 @@ from dubito.data.archives import ArchiveImages
 from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import SUFFIXES, FileImages, files_below, is_image, listed_ids, open_folder
-from dubito.data.frames import is_hugging_face, open_frame, open_hugging_face
+from dubito.data.frames import is_hugging_face, is_saved, open_frame, open_hugging_face, open_saved
 from dubito.data.image_set import ImageSet, some
 from dubito.data.labels import Labels, is_frame, is_series, read_csv, to_labels, with_labels
-from dubito.data.locations import Place, absolute, expand, is_pattern, is_web, join, names_of, parent, to_place
 from dubito.data.parquet import PARQUETS, open_parquet
+from dubito.data.streams import is_stream, open_streaming
 from dubito.data.tars import TARS, TarImages
 from dubito.errors import ImagesError
+from dubito.storage.locations import Place, RemotePath, expand, is_pattern, is_web, join, names_of, to_place
 from dubito.types import Images
 
 _ACCEPTED = (
@@ -46,8 +47,8 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
             - tar shards, as WebDataset writes them, or .parquet files: a folder of them, a list, or a pattern such as
               "train-{0000..0099}.tar" or "data/*.parquet";
             - the address of any of these, such as "s3://bucket/photos", if fsspec has a file system for it;
-            - a DataFrame of pandas or polars, or a Hugging Face data set, with a column of paths or images and perhaps
-              one of labels;
+            - a DataFrame of pandas or polars, or a Hugging Face data set, also a streaming one or the folder that one
+              was saved in, with a column of paths or images and perhaps one of labels;
             - a uint8 array or tensor (n,h,w,3) or (n,h,w) of pixels, or a float one (n,...) of model inputs;
             - a map-style torch Dataset, or another sequence of images;
             - anything that fulfils `Images` already, which is returned as it is.
@@ -84,7 +85,7 @@ def open_csv(path: Place) -> FileImages:
     Columns are found by their names: see `path_column` and `label_column` in `labels.py`.
     """
     table = read_csv(path)
-    column, folder = table.label, parent(path)
+    column, folder = table.label, path.parent
     repair = (
         f"Paths are relative to '{folder}'; "
         f"if the CSV only labels images that are elsewhere, open those and pass it as labels=."
@@ -144,9 +145,11 @@ def _open_shards(places: Sequence[Place], name: str) -> Images | None:
 
 
 def _open_folder(folder: Place) -> Images:
-    """The images in a folder, or, where it has none, those in its tar or Parquet files."""
+    """The images in a folder, or, where it has none, those in its tar or Parquet files, or a saved data set's."""
     paths = files_below(folder)
     if not any(map(is_image, paths)):
+        if is_saved(paths):
+            return open_saved(folder)
         for endings in _SHARDS:
             shards = [join(folder, path) for path in paths if path.lower().endswith(endings)]
             if shards and (images := _open_shards(shards, str(folder))) is not None:
@@ -160,7 +163,7 @@ def _open_path(source: str) -> Images:
     place = to_place(source)
     if is_pattern(source) and not (isinstance(place, Path) and place.exists()):
         return _open_list(expand(source), name=source)
-    return _open_file(place, source) if isinstance(place, Path) else _open_url(place)
+    return _open_file(place, source) if isinstance(place, Path) else _open_url(source)
 
 
 def _open_file(path: Path, source: str) -> Images:
@@ -192,8 +195,8 @@ def _open_file(path: Path, source: str) -> Images:
 def _open_url(url: str) -> Images:
     before, _, part = url.rpartition("#") if ".npz#" in url else (url, "", None)
     if opener := _opener(before, part):
-        return opener(before)
-    return FileImages(Path(), [url], name=url) if is_web(url) or is_image(url) else _open_folder(absolute(url))
+        return opener(RemotePath(before))
+    return FileImages(Path(), [url], name=url) if is_web(url) or is_image(url) else _open_folder(RemotePath(url))
 
 
 def _opener(name: str, part: str | None) -> Callable[[Any], Images] | None:
@@ -243,6 +246,7 @@ _OPENERS: dict[Callable[[Any], bool], Callable[[Any], Images | None]] = {
     _instance_of(str, Path): lambda source: _open_path(str(source)),
     _instance_of(ImageSet, Images): lambda source: source,
     is_frame: open_frame,
+    is_stream: open_streaming,
     is_hugging_face: open_hugging_face,
     _instance_of(np.ndarray, Tensor): _open_array,
     _instance_of(Image.Image): lambda source: DatasetImages([source], name="a picture"),

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -26,9 +25,9 @@ from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_la
 from dubito.data.files import FileImages, listed_ids
 from dubito.data.image_set import ImageSet, hash_bytes, some
 from dubito.data.labels import LABEL_COLUMNS, PATH_COLUMNS, Listing, to_labels
-from dubito.data.locations import Place, absolute, join, names_of, parent, to_readable
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, MissingPackageError
 from dubito.storage import reading
+from dubito.storage.locations import Place, join, names_of, to_readable
 
 PARQUETS = (".parquet", ".pq")
 """Endings, in lower case, of Parquet files."""
@@ -85,7 +84,7 @@ class ParquetImages(ImageSet):
         name: str,
     ) -> None:
         super().__init__(name, ids, labels, classes)
-        self.places = [absolute(table.place) for table in tables]
+        self.places = [table.place.absolute() for table in tables]
         self.column = str(tables[0].images)
         sizes = [(file, group, rows) for file, table in enumerate(tables) for group, rows in enumerate(table.groups)]
         self._groups = [(file, group) for file, group, rows in sizes]
@@ -124,7 +123,7 @@ class ParquetImages(ImageSet):
         path = cell.get("path") if isinstance(cell, dict) else None
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if content is None and path:
-            return read_content(join(parent(self.places[file]), path))
+            return read_content(join(self.places[file].parent, path))
         if content is None:
             return OSError("it has neither bytes nor a path"), hash_bytes(b"unreadable")
         return (content if len(content) <= LIMIT else too_large()), hash_content(content)
@@ -217,9 +216,9 @@ def _open_listed(tables: Sequence[_ParquetTable], what: str, name: str) -> FileI
             f"Parquet file {what} must have a column of image bytes, paths or addresses; its columns are "
             f"{some(tables[0].columns, 8)}. Name it 'image' or 'path'."
         )
-    first = tables[0].place
-    depth = names_of([table.place for table in tables])[0].count("/") + 1
-    root = first.parents[depth - 1] if isinstance(first, Path) else first.rsplit("/", depth)[0]
+    root = tables[0].place
+    for _ in names_of([table.place for table in tables])[0].split("/"):
+        root = root.parent
     repair = f"Paths are relative to '{root}'."
     paths = [str(cell) for table in tables for cell in table.cells(column)]
     ids = listed_ids(root, paths, f"column '{column}' of {what}", repair)

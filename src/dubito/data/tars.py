@@ -33,9 +33,9 @@ from dubito.data.decode import LIMIT, decode, hash_content, too_large
 from dubito.data.files import class_folders, report_others, separate
 from dubito.data.image_set import ImageSet, hash_bytes, in_threads, some
 from dubito.data.labels import to_labels
-from dubito.data.locations import Place, RangeReader, absolute, open_binary, to_readable
 from dubito.errors import BrokenImageError, DamagedArchiveWarning, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
+from dubito.storage.locations import Place, RangeReader, to_readable
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Endings, in lower case, of tar files."""
@@ -72,7 +72,7 @@ class TarImages(ImageSet):
         ids = [prefix + path for prefix, index in zip(prefixes, indexes, strict=True) for path in index.images]
         labels = class_folders(paths, what) if texts is None else to_labels(texts, f"labels of {what}")
         super().__init__(name or str(places[0]), ids, *labels)
-        self.places = [absolute(place) for place in places]
+        self.places = [place.absolute() for place in places]
         self._prefix = list(map(len, prefixes))
         self._compressed = [index.stream for index in indexes]
         self._shard = np.repeat(np.arange(len(places)), [len(index.images) for index in indexes])
@@ -175,7 +175,7 @@ def _index(place: Place) -> _Index:
     index = _Index(place)
     extents: dict[str, tuple[int, int]] = {}
     notes: dict[str, bytes] = {}
-    with reading(f"archive '{place}'", REPAIR, error=ImagesError), open_binary(place) as file:
+    with reading(f"archive '{place}'", REPAIR, error=ImagesError), place.open("rb") as file:
         start = file.read(6)
         file.seek(0)
         index.stream = next((opener for magic, opener in _STREAMS.items() if start.startswith(magic)), None)

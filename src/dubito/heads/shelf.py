@@ -9,7 +9,6 @@ Of two heads with the same name, the user's own is taken.
 
 import os
 import re
-import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple, final
 from dubito.choices import nearest
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
-from dubito.storage import parse_json, reading
+from dubito.storage import application_folder, parse_json, reading
 from dubito.table import Provenance
 
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -56,13 +55,7 @@ def local_folder() -> Path:
     """The folder of the user's own heads: `DUBITO_HEADS`, or one in the system's folder for application data."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Application Support"
-    else:
-        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "dubito" / "heads"
+    return application_folder("data") / "heads"
 
 
 def list_heads() -> list[HeadEntry]:

@@ -1,0 +1,143 @@
+"""Local copies of remote files, kept by content: each is fetched once, and then read like any file on the disk.
+
+Names of shards and of parts carry the checksum of their content, so a copy is never out of date. All copies together
+take at most `DUBITO_COPIES_GB` (20) gigabytes: those that were not used for the longest time are removed first. They
+lie in `DUBITO_COPIES`, or in the system's folder for caches.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dubito.errors import ValueRangeError
+from dubito.storage.files import UNFINISHED, application_folder, writing
+from dubito.storage.locations import Place, RemotePath
+
+FOLDER, LIMIT = "DUBITO_COPIES", "DUBITO_COPIES_GB"
+_DEFAULT_GB, _KEPT = 20.0, 0.9
+_unchecked = [sys.maxsize]
+"""Bytes that this process has fetched since it last looked how much all copies take; at first, it has not looked."""
+
+
+def local_copy(place: Place, *, folder: bool = False) -> Path:
+    """A file on the disk as it is, or a copy of a remote one.
+
+    Args:
+        place: A file whose name carries its checksum, or a folder of that kind.
+        folder: Whether it is a folder.
+    """
+    if isinstance(place, Path):
+        return place
+    copy = _place_of(place)
+    try:
+        os.utime(copy)  # it is in use
+    except FileNotFoundError:
+        _fetch(place, copy, folder=folder)
+    return copy
+
+
+def forget_copy(place: Place) -> bool:
+    """Remove the copy of a remote file, which may be damaged; whether there was one."""
+    if isinstance(place, Path) or not (copy := _place_of(place)).exists():
+        return False
+    _remove(copy)
+    return True
+
+
+@contextlib.contextmanager
+def staged(folder: Place) -> Iterator[Path]:
+    """A folder on the disk to write into: the folder itself, or one whose files are then uploaded."""
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="dubito-") as name:
+        yield Path(name)
+        for file in sorted(path for path in Path(name).rglob("*") if path.is_file()):
+            (folder / file.relative_to(name).as_posix()).upload(file)
+
+
+def _place_of(place: RemotePath) -> Path:
+    digest = hashlib.blake2b(place.parent.url.encode(), digest_size=8).hexdigest()
+    return _folder() / digest / place.name
+
+
+def _folder() -> Path:
+    if os.environ.get(FOLDER):
+        return Path(os.environ[FOLDER]).expanduser()
+    return application_folder("caches") / "copies"
+
+
+def _fetch(place: RemotePath, copy: Path, *, folder: bool) -> None:
+    part = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    with writing(f"a local copy of '{place}' (set {FOLDER} to choose another folder)", copy.parent):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for key in place.files_below() if folder else [None]:
+                target = part if key is None else part / key
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (place if key is None else place / key).download(target)
+            try:
+                part.replace(copy)
+            except OSError:
+                if not copy.exists():  # else another process was faster
+                    raise
+        finally:
+            _remove(part)
+    _unchecked[0] += _size(copy)
+    if _unchecked[0] > _limit() / 10:
+        _make_room()
+
+
+def _make_room() -> None:
+    """Remove the copies that were not used for the longest time, if all of them take too much."""
+    copies = [copy for folder in _folder().iterdir() for copy in folder.iterdir()]
+    sizes = {copy: _size(copy) for copy in copies}
+    total, limit = sum(sizes.values()), _limit()
+    if total > limit:
+        for copy in sorted(copies, key=_last_use)[:-1]:  # never the one that was just fetched
+            if total <= _KEPT * limit:
+                break
+            total -= sizes[copy]
+            _remove(copy)
+    _unchecked[0] = 0
+
+
+def _limit() -> float:
+    text = os.environ.get(LIMIT) or str(_DEFAULT_GB)
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes >= 0:
+        raise ValueRangeError(f"{LIMIT} must be a number of gigabytes, such as 20; got '{text}'.")
+    return 1e9 * gigabytes
+
+
+def _last_use(copy: Path) -> float:
+    try:
+        return copy.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(copy: Path) -> int:
+    files = copy.rglob("*") if copy.is_dir() else [copy]
+    size = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # another process has removed it
+            size += file.stat().st_size
+    return size
+
+
+def _remove(copy: Path) -> None:
+    with contextlib.suppress(OSError):
+        if copy.is_dir():
+            shutil.rmtree(copy)
+        else:
+            copy.unlink(missing_ok=True)
