@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dubito.cache.disk import differing_parts
 from dubito.cache.runner import Advance, bar
 from dubito.errors import ArtefactError, ConstantHeadWarning, TableError, ValueRangeError
+from dubito.heads.distributed import Processes, SharedTraining, described
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import HeadLoss, head_loss
 from dubito.heads.module import HeadModule, start_at_classes
 from dubito.heads.recipe import Recipe, target_column
-from dubito.heads.stream import Stream, generator
+from dubito.heads.stream import Stream, dropped
 from dubito.storage import locked, read_tensors, reading, tensors_digest, write_tensors
 from dubito.table import Table
 from dubito.types import Json
@@ -37,7 +38,6 @@ STATE = "state.safetensors"
 _MEASUREMENTS = 20
 _SECONDS_BETWEEN_STATES = 20.0
 _CONSTANT = 1e-7
-_ROWS_COMPARED = 64
 _MOMENTUM = 0.9
 
 
@@ -52,10 +52,18 @@ class Run:
         seed: Seed of the order of rows and of dropout.
         held_out: Other images of the same model, on which the head is measured but not trained.
         folder: Where the state is saved; a state that is there is continued.
+        processes: Those that share the training, of which this one leads; None trains in this one alone.
     """
 
     def __init__(
-        self, table: Table, recipe: Recipe, module: HeadModule, seed: int, held_out: Table | None, folder: Path | None
+        self,
+        table: Table,
+        recipe: Recipe,
+        module: HeadModule,
+        seed: int,
+        held_out: Table | None,
+        folder: Path | None,
+        processes: Processes | None = None,
     ) -> None:
         losses = target_column(table, recipe)
         self.plan, self.module, self.folder = recipe.plan(len(table)), module, folder
@@ -68,7 +76,8 @@ class Run:
         check_same_model(table, {"held_out": held_out}, by="head.fit")
         self.held_out = None if held_out is None else HeldOut.of(held_out, recipe)
         self.optimizer = make_optimizer(module, recipe)
-        self.stream = Stream(table.column("feature"), losses, self.plan.batch, seed, table.name)
+        self.processes, size = processes, 1 if processes is None else processes.size
+        self.stream = Stream(table.column("feature"), losses, self.plan.batch, seed, table.name, processes=size)
         self.step, self.history = 0, list[Json]()
         self._losses, self._since = torch.zeros(()), 0  # sum of the losses since the last measurement, and of how many
         self._identity = self._described(table, losses)
@@ -78,39 +87,67 @@ class Run:
         with nullcontext() if self.folder is None else locked(self.folder):
             if self.folder is not None and (self.folder / STATE).exists():
                 self._restore(self.folder / STATE)
-            recipe = self.plan.recipe
-            loss_of = head_loss(recipe.loss, margin=recipe.margin, leeway=recipe.leeway, by="recipe")
             first, total = self.step, self.plan.steps
-            self._saved, every = time.monotonic(), max(1, total // _MEASUREMENTS)
+            self._saved = time.monotonic()
             done, rows_in_all = self.stream.rows_until(first), self.stream.rows_until(total)
             with bar(f"train seed {self.stream.seed}", rows_in_all, done=done, unit="rows", show=progress) as advance:
-                for rows, losses in self.stream.batches(first, total):
-                    self._losses += self._step(loss_of, rows, losses)
-                    self._since += 1
-                    advance(len(losses))
-                    if self.step % every == 0 or self.step == total:
-                        self._measure(advance)
-                    self._save(always=self.step == total)
+                while self.step < total:  # once, unless processes had to be replaced
+                    with nullcontext() if self.processes is None else self.processes.surviving():
+                        self._steps(advance)
         self._warn_constant()
         self.module.eval()
         return total - first
 
-    def _step(self, loss_of: HeadLoss, rows: Float[Tensor, "b d"], losses: Float[Tensor, "b"]) -> Float[Tensor, ""]:
+    def _steps(self, advance: Advance) -> None:
+        """All steps from the next one on; an error leaves everything as it was after the last step."""
+        recipe, total = self.plan.recipe, self.plan.steps
+        loss_of = head_loss(recipe.loss, margin=recipe.margin, leeway=recipe.leeway, by="recipe")
+        every = max(1, total // _MEASUREMENTS)
+        if self.processes is not None:
+            self.processes.begin(self._shared(), self.module)
+        batches = self.stream.batches if self.processes is None else self.stream.shares
+        for batch in batches(self.step, total):
+            self._losses += self._step(loss_of, *batch)
+            self._since += 1
+            advance(len(batch[1]))
+            if self.step % every == 0 or self.step == total:
+                self._measure(advance)
+            self._save(always=self.step == total)
+        if self.processes is not None:
+            self.processes.end()
+
+    def _step(
+        self,
+        loss_of: HeadLoss,
+        rows: Float[Tensor, "own d"],
+        losses: Float[Tensor, "b"],
+        own: Int[Tensor, "own"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """One update; where processes share the training, from the rows that this one has of the batch."""
         set_lr(self.optimizer, self.plan.lr(self.step))
-        loss = loss_of(self.module(self._dropout(rows)), losses)
+        rows = dropped(rows, self.plan.recipe.dropout, self.stream.seed, self.step, own, len(losses))
         self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        if self.processes is None or own is None:
+            loss = loss_of(self.module(rows), losses)
+            torch.autograd.backward(loss)
+        else:
+            loss = self.processes.backward(self.module, rows, losses, own, loss_of)
         self.optimizer.step()
         self.step += 1
         return loss.detach()
 
-    def _dropout(self, rows: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
-        """Dropout on the features; like the batch, it depends on the seed and the step alone."""
-        share = self.plan.recipe.dropout
-        if not share:
-            return rows
-        kept = torch.rand(rows.shape, generator=generator(self.stream.seed, self.step, "dropout")) >= share
-        return rows * kept / (1 - share)
+    def _shared(self) -> SharedTraining:
+        """What the other processes must know to take part from the next step on."""
+        return SharedTraining(
+            table=described(self.stream),
+            width=self.module.width,
+            depth=self.module.depth,
+            batch=self.plan.batch,
+            seed=self.stream.seed,
+            dropout=self.plan.recipe.dropout,
+            first=self.step,
+            stop=self.plan.steps,
+        )
 
     def _measure(self, advance: Advance) -> None:
         loss = float(self._losses) / self._since
@@ -157,8 +194,6 @@ class Run:
 
     def _described(self, table: Table, losses: Float[Tensor, "n"]) -> Json:
         """What a saved state must have been made with, by what errors call it; some rows stand for the features."""
-        some = torch.linspace(0, len(table) - 1, min(len(table), _ROWS_COMPARED)).long()
-        features = table.select("feature").rows(some).feature
         return {
             "the recipe": self.plan.recipe.to_json(),
             "the seed": self.stream.seed,
@@ -168,13 +203,13 @@ class Run:
             "the number of rows": len(table),
             "the model that made the table": table.model_id,
             "the losses": tensors_digest({"loss": losses}),
-            "the features": tensors_digest({"feature": features}),
+            "the features": self.stream.digest(),
             "the held-out images": None if self.held_out is None else self.held_out.digest(),
         }
 
     @torch.no_grad()
     def _warn_constant(self) -> None:
-        rows = self.held_out.features if self.held_out is not None else next(self.stream.batches(0, 1))[0]
+        rows = self.held_out.features if self.held_out is not None else next(self.stream.shares(0, 1))[0]
         u = self.module(rows)
         if len(u) > 1 and float(u.max() - u.min()) <= _CONSTANT:
             warnings.warn(

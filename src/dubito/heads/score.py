@@ -30,6 +30,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dubito.cache.disk import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
+from dubito.heads.distributed import Processes, follow
 from dubito.heads.held_out import beside_softmax, split
 from dubito.heads.joint import WithUncertainty
 from dubito.heads.linear_probe import with_probe_losses
@@ -37,6 +38,7 @@ from dubito.heads.loop import STATE, Run
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head
+from dubito.heads.workers import joined, leading
 from dubito.metrics import MedianSpread, RankedScore, median_spread
 from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
@@ -115,7 +117,13 @@ class UncertaintyHead(Score):
         return self._module
 
     def train(
-        self, table: Table, *, held_out: Table | None = None, folder: Path | None = None, progress: bool = False
+        self,
+        table: Table,
+        *,
+        held_out: Table | None = None,
+        folder: Path | None = None,
+        progress: bool = False,
+        processes: Processes | None = None,
     ) -> "Training":
         """Train on features and losses; called again with the same folder after a kill, it continues.
 
@@ -124,11 +132,12 @@ class UncertaintyHead(Score):
             held_out: Other images of the same model, on which the head is measured but not trained.
             folder: Where the state of the training is saved; None saves nothing.
             progress: Whether to show a progress bar on a terminal.
+            processes: Those that share the training, of which this one leads; None trains in this one alone.
         """
         table.require("feature", by="head.fit")
         features, init = table.shape("feature")[1], self.recipe.init
         module = HeadModule(features, width=self.width, depth=self.depth, init=init, seed=self.seed)
-        run = Run(table, self.recipe, module, self.seed, held_out, folder)
+        run = Run(table, self.recipe, module, self.seed, held_out, folder, processes)
         updates = run.go(progress=progress)
         self._put(module)
         self.trained_: Json = {
@@ -380,6 +389,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     width: int = 512,
     depth: int = 2,
     held_out: Table | float | None = None,
+    processes: int | None = None,
     progress: bool = True,
     trained: Json | None = None,
     measured: Json | None = None,
@@ -400,6 +410,9 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         width: Width of the hidden layers.
         depth: Number of hidden layers.
         held_out: Another table on which R-AUROC is measured, or a share of the table's images, such as 0.1.
+        processes: How many processes of this machine share the training and its threads (`heads.distributed`). On
+            several machines, run the same script under torchrun: by default, all processes that it has started train
+            together, and otherwise this one alone.
         progress: Whether to show a progress bar on a terminal.
         trained: Facts about the training for the heads' config, such as {"corpus": "my images"}.
         measured: Figures by name for the heads' config.
@@ -414,30 +427,50 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         )
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
-    probed = "logit" not in table and "loss" not in table and "label" in table
-    if probed:
-        table, trained = with_probe_losses(table), {"losses": _PROBED, **(trained or {})}
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
-    done = []
-    with nullcontext() if to is None else locked(Path(to)):
-        for seed in seeds:
-            folder = None if to is None else Path(to) / f"seed-{seed}"
-            head = UncertaintyHead(width, depth, seed, recipe or Recipe())
-            done.append(head.train(table, held_out=held_out, folder=folder, progress=progress))
-            if folder is not None:
-                head.save_pretrained(folder, **about)
-        training = Training(
-            tuple(one.head for one in done),
-            tuple(one.histories[0] for one in done),
-            tuple(folder for one in done for folder in one.folders),
-            sum(one.updates for one in done),
-            losses=_PROBED if probed else "",
-        )
+    table.require("feature", by="head.fit")
+    group = joined(processes)
+    if group is not None and group.rank:
+        training: Training = follow(group, table.column("feature"), table.name)
+        return training
+    heads = [UncertaintyHead(width, depth, seed, recipe or Recipe()) for seed in seeds]
+    with leading(processes, group, table) as together, nullcontext() if to is None else locked(Path(to)):
+        training = _trained(heads, table, None if to is None else Path(to), held_out, together, progress, about)
         if held_out is not None:
             training = replace(training, beside=beside_softmax(training.head, held_out))
         if to is not None:
             _write_report(Path(to), training)
+        if together is not None:
+            together.finish(training)
     return training
+
+
+def _trained(
+    heads: Sequence[UncertaintyHead],
+    table: Table,
+    to: Path | None,
+    held_out: Table | None,
+    processes: Processes | None,
+    progress: bool,
+    about: Json,
+) -> Training:
+    """All heads, trained one after the other, and saved if there is a folder."""
+    probed = "logit" not in table and "loss" not in table and "label" in table
+    if probed:
+        table, about = with_probe_losses(table), {**about, "trained": {"losses": _PROBED, **about["trained"]}}
+    done = []
+    for head in heads:
+        folder = None if to is None else to / f"seed-{head.seed}"
+        done.append(head.train(table, held_out=held_out, folder=folder, progress=progress, processes=processes))
+        if folder is not None:
+            head.save_pretrained(folder, **about)
+    return Training(
+        tuple(heads),
+        tuple(one.histories[0] for one in done),
+        tuple(folder for one in done for folder in one.folders),
+        sum(one.updates for one in done),
+        losses=_PROBED if probed else "",
+    )
 
 
 def _write_report(to: Path, training: Training) -> None:

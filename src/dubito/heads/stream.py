@@ -8,6 +8,9 @@ Disks read blocks fast and single rows slowly, and a buffer of many blocks from 
 of each step depends on (seed, step) alone, so a training that was stopped continues with the same batches. A table that
 fits into one buffer is read once and shuffled as a whole. A single row left over at the end of a pass could not be
 ranked: it joins the batch before it.
+
+Several processes split each buffer: of r rows, process k of w holds those from floor(r k / w) to floor(r (k + 1) / w),
+and of every batch it has the rows that it holds (`shares`). All batches are those of one process.
 """
 
 import hashlib
@@ -16,15 +19,18 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from dubito.storage import tensors_digest
 from dubito.table import Column
+from dubito.table.table import take
 from dubito.types import finite
 
 _BLOCK = 512
 _BUFFER_ROWS = 65_536
 _BUFFER_BYTES = 1 << 28
+_ROWS_COMPARED = 64
 
 
 @final
@@ -38,6 +44,8 @@ class Stream:
         batch: Rows per batch; the last batch of a pass may have fewer, or one more instead of a batch of one row.
         seed: Seed of all orders.
         name: What errors call the table.
+        rank: Which of several processes this one is.
+        processes: How many processes split each buffer.
     """
 
     features: Column
@@ -45,6 +53,8 @@ class Stream:
     batch: int
     seed: int
     name: str = "table"
+    rank: int = 0
+    processes: int = 1
     _kept: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     _space: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
@@ -67,8 +77,30 @@ class Stream:
         passes, rest = divmod(step, self.batches_per_pass)
         return passes * self.features.shape[0] + rest * self.batch
 
+    def digest(self) -> str:
+        """A hash of some evenly spaced rows, which stand for the features."""
+        n = self.features.shape[0]
+        some = torch.linspace(0, n - 1, min(n, _ROWS_COMPARED)).long()
+        return tensors_digest({"feature": take(self.features, some)})
+
     def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
         """The batches of the steps from start up to stop."""
+        for rows, losses, chosen in self._batches(start, stop):
+            yield rows.index_select(0, chosen), losses.index_select(0, chosen)
+
+    def shares(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[Float[Tensor, "own d"], Float[Tensor, "b"], Int[Tensor, "own"]]]:
+        """The same batches: the rows that this process holds, the losses of all rows, and which of them it holds."""
+        for rows, losses, chosen in self._batches(start, stop):
+            first, end = self._held(len(losses))
+            own = ((chosen >= first) & (chosen < end)).nonzero()[:, 0]
+            yield rows.index_select(0, chosen[own] - first), losses.index_select(0, chosen), own
+
+    def _batches(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[Float[Tensor, "held d"], Float[Tensor, "r"], Int[Tensor, "b"]]]:
+        """For each step: the rows of the buffer that are held, its losses, and where in the buffer the batch is."""
         step = start
         per_buffer = self.batches_per_pass if self._fits_whole else self._buffer // self.batch
         while step < stop:
@@ -79,11 +111,14 @@ class Stream:
             last = min(per_buffer, self.batches_per_pass - which * per_buffer, first + stop - step)
             for index in range(first, last):
                 is_last = which * per_buffer + index + 1 == self.batches_per_pass
-                chosen = order[index * self.batch : None if is_last else (index + 1) * self.batch]
-                yield rows.index_select(0, chosen), losses.index_select(0, chosen)
+                yield rows, losses, order[index * self.batch : None if is_last else (index + 1) * self.batch]
             step += last - first
 
-    def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
+    def _held(self, rows: int) -> tuple[int, int]:
+        """Which rows of a buffer this process holds."""
+        return rows * self.rank // self.processes, rows * (self.rank + 1) // self.processes
+
+    def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "held d"], Float[Tensor, "r"]]:
         """The rows of a buffer: the whole table if it fits, otherwise the next blocks of the pass."""
         if self._kept is not None:
             return self._kept
@@ -95,18 +130,43 @@ class Stream:
             is_last = n - (which + 1) * self._buffer <= 1  # one more row joins it
             order = order[which * size : None if is_last else (which + 1) * size]
         spans = [(block * self._block, min((block + 1) * self._block, n)) for block in order.tolist()]
+        count = sum(end - start for start, end in spans)
+        held_from, held_to = self._held(count)
         if self._space is None:  # allocated once: fresh memory costs more than filling it
-            self._space = torch.empty(self._buffer + 1, d), torch.empty(self._buffer + 1)
-        rows, losses = (space[: sum(end - start for start, end in spans)] for space in self._space)
+            most = -(-(self._buffer + 1) // self.processes)
+            self._space = torch.empty(most, d), torch.empty(self._buffer + 1)
+        rows, losses = self._space[0][: held_to - held_from], self._space[1][:count]
         done = 0
         for start, end in spans:
-            rows[done : done + end - start] = self.features[start:end]
             losses[done : done + end - start] = self.losses[start:end]
+            first, last = max(done, held_from), min(done + end - start, held_to)
+            if first < last:
+                rows[first - held_from : last - held_from] = self.features[start + first - done : start + last - done]
             done += end - start
         if not bool(rows.sum().isfinite()):  # NaN and infinity reach the sum, which is much cheaper than the check
             finite(rows, f"head.fit: features of {self.name}")
         self._kept = (rows, losses) if self._fits_whole else None
         return rows, losses
+
+
+def dropped(
+    rows: Float[Tensor, "own d"], share: float, seed: int, step: int, own: Int[Tensor, "own"] | None = None, b: int = 0
+) -> Float[Tensor, "own d"]:
+    """Dropout on the features; like the batch, it depends on the seed and the step alone.
+
+    Args:
+        rows: Rows of a batch.
+        share: Share of the features that is set to zero; the rest is scaled up.
+        seed: Seed of the training.
+        step: Which step the batch is for.
+        own: Which rows of the batch these are; None for all.
+        b: Number of rows of the batch, where these are some of them.
+    """
+    if not share:
+        return rows
+    size = (len(rows) if own is None else b, rows.shape[1])
+    kept = torch.rand(size, generator=generator(seed, step, "dropout")) >= share
+    return rows * (kept if own is None else kept[own]) / (1 - share)
 
 
 def generator(*numbers: int | str) -> torch.Generator:

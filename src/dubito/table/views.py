@@ -41,9 +41,13 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
         )
 
     def chosen(column: Column) -> Computed:
-        return Computed((len(index), *column.shape[1:]), lambda rows: take(column, index[rows]))
+        return Computed((len(index), *column.shape[1:]), partial(_chosen, column, index))
 
     return table.with_only({name: chosen(table.column(name)) for name in table.columns})
+
+
+def _chosen(column: Column, index: Int[Tensor, "k"], rows: Exact) -> Any:
+    return take(column, index[rows])
 
 
 def concat(tables: Sequence[Table] | Table) -> Table:
