@@ -1,8 +1,10 @@
+import sys
+
 import pytest
 from PIL import Image
 
-from dubito.data import DatasetImages, FileImages, open_images
-from dubito.errors import BrokenImageError, ImagesError
+from dubito.data import DatasetImages, FileImages, Subset, open_images
+from dubito.errors import BrokenImageError, ImagesError, MissingPackageError
 
 pandas = pytest.importorskip("pandas")
 FILES = {"1.png": "red", "2.png": "lime"}
@@ -74,29 +76,36 @@ def test_hugging_face(folder):
         open_images(datasets.DatasetDict({"train": pictures, "test": pictures}))
 
 
-def test_hugging_face_on_disk_and_streaming(folder, tmp_path):
+def test_hugging_face_on_disk(folder, tmp_path):
     datasets = pytest.importorskip("datasets")
-    root = folder({"cat/1.png": "red", "dog/2.png": "lime"})
+    root = folder({"cat/1.png": "red", "dog/2.png": "lime", "dog/3.png": b"broken"})
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
     cells = [{"bytes": path.read_bytes(), "path": None} for path in sorted(root.rglob("*.png"))]
-    data = datasets.Dataset.from_dict({"image": cells, "label": [0, 1]}, features=features)
+    data = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 1]}, features=features)
     data.save_to_disk(tmp_path / "saved")
-    saved = open_images(datasets.load_from_disk(tmp_path / "saved"))
-    assert (colours(saved), saved.classes) == (COLOURS, ("cat", "dog"))
-    stream = data.to_iterable_dataset()
-    with pytest.raises(
-        ImagesError, match=r"a streaming data set of Hugging Face, .*'hf://datasets/OWNER.*from_generator"
-    ):
-        open_images(stream)
-    # What the message advises.
-    some = datasets.Dataset.from_generator(
-        stream.take(1).__iter__, features=stream.features, cache_dir=str(tmp_path / "cache")
-    )
-    taken = open_images(some)
-    assert (colours(taken), taken.classes, taken.labels.tolist()) == (COLOURS[:1], ("cat", "dog"), [0])
     data.to_parquet(tmp_path / "train-0.parquet")
-    files = open_images(str(tmp_path / "train-*.parquet"))
-    assert (colours(files), files.classes, files.labels.tolist()) == (COLOURS, ("cat", "dog"), [0, 1])
+    loaded = datasets.load_from_disk(tmp_path / "saved")
+    for source in (loaded, tmp_path / "saved", str(tmp_path / "train-*.parquet")):
+        images = open_images(source)
+        assert (colours(Subset(images, [0, 1])), images.classes) == (COLOURS, ("cat", "dog"))
+        assert images.labels.tolist() == [0, 1, 1]
+        with pytest.raises(BrokenImageError, match="000002 of"):
+            images.read(2)
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "splits")
+    assert len(open_images(tmp_path / "splits" / "test")) == 3
+    with pytest.raises(ImagesError, match=r"splits' has the splits 'train', 'test'. Open one of them, .*splits/train'"):
+        open_images(tmp_path / "splits")
+    next((tmp_path / "saved").glob("*.arrow")).write_bytes(b"damaged")
+    with pytest.raises(ImagesError, match=r"data set '.*saved' cannot be read"):
+        open_images(tmp_path / "saved")
+
+
+def test_a_saved_data_set_without_its_package(tmp_path, monkeypatch):
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingPackageError, match="pip install datasets"):
+        open_images(tmp_path)
 
 
 def test_an_own_module_called_datasets():

@@ -53,8 +53,10 @@ def default_batch_size(device: torch.device) -> int:
 
 
 def default_workers(images: Images) -> int:
-    """Processes that decode: one per core, and none for inputs that are ready in memory."""
-    return 0 if isinstance(images, ImageSet) and images.ready else min(cores(), _MOST_WORKERS)
+    """Processes that decode: one per core, none for inputs in memory, and one where each would read everything."""
+    if isinstance(images, ImageSet) and (images.ready or images.forward_only):
+        return 0 if images.ready else 1
+    return min(cores(), _MOST_WORKERS)
 
 
 def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from dubito.types import Images
 SIZE = 16
 """Bytes of a hash."""
 _CHUNK, _THREADS = 128, 8
+_Argument = TypeVar("_Argument")
+_Value = TypeVar("_Value")
 
 
 class ImageSet(ABC):
@@ -36,6 +38,7 @@ class ImageSet(ABC):
         ready: Images are inputs in memory: there is nothing to decode, so no worker processes are needed.
         hashed_reads: The digest is made of the hashes of `read_hashed`; False for views of a user's own `Images`.
         draws: Reading runs code of the user, which may draw random numbers.
+        forward_only: Every process reads from front to back, so that one process should read all images.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ImageSet(ABC):
     ready: bool = False
     hashed_reads: bool = True
     draws: bool = False
+    forward_only: bool = False
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class View(ImageSet):
         self.images = images
         self._below = images if isinstance(images, ImageSet) else _UserImages(images)
         self.ready, self.hashed_reads, self.draws = self._below.ready, self._below.hashed_reads, self._below.draws
+        self.forward_only = self._below.forward_only
 
     def row_of(self, index: int) -> int:
         """The position in `images` of the image behind a row."""
@@ -234,16 +239,24 @@ def hash_images(ids: Iterable[str], contents: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
-def in_threads(content: Callable[[int], bytes], rows: Sequence[int]) -> list[bytes]:
-    """content(row) of every row, in order; reading files and BLAKE2b both let other threads run."""
+def in_threads(
+    function: Callable[[_Argument], _Value], arguments: Sequence[_Argument], *, at_once: int = _CHUNK
+) -> list[_Value]:
+    """A function of every argument, in order; reading files, BLAKE2b and CRC-32 let other threads run.
 
-    def chunk(start: int) -> list[bytes]:
-        return [content(row) for row in rows[start : start + _CHUNK]]
+    Args:
+        function: What to compute.
+        arguments: Of each call.
+        at_once: Calls that a thread makes at a time: many where each is short.
+    """
 
-    if len(rows) <= _CHUNK:
+    def chunk(start: int) -> list[_Value]:
+        return [function(argument) for argument in arguments[start : start + at_once]]
+
+    if len(arguments) <= at_once:
         return chunk(0)
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [part for parts in pool.map(chunk, range(0, len(rows), _CHUNK)) for part in parts]
+        return [part for parts in pool.map(chunk, range(0, len(arguments), at_once)) for part in parts]
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

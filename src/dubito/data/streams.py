@@ -1,0 +1,245 @@
+"""Streaming data sets of Hugging Face (`load_dataset(..., streaming=True)`), which are read from front to back only.
+
+When a stream is opened, one pass over it counts its rows, collects ids and labels, and hashes the cell of every image;
+no image is decoded. After that, every thread of every process reads forward with a cursor of its own, which starts
+again where a row lies behind it. Several processes that decode would each read the whole stream, so by default there is
+one (`forward_only`), and rows are best read in order.
+
+Labels are from another pass than images, so every cell must have the hash that it had when the stream was opened. A
+stream whose order changes, as by shuffling without a seed, is an error, and never an image with another one's label.
+"""
+
+import copy
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, final
+
+from jaxtyping import Int
+from PIL import Image
+from torch import Tensor
+
+from dubito.data.archives import unwrap
+from dubito.data.arrays import position_ids
+from dubito.data.dataset import DatasetImages
+from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
+from dubito.data.files import FileImages
+from dubito.data.frames import FeatureColumns, is_hugging_face, open_columns
+from dubito.data.image_set import SIZE, ImageSet, hash_bytes
+from dubito.data.labels import PATH_COLUMNS, Listing, label_column, path_column
+from dubito.errors import BrokenImageError, DubitoError, ImagesError, first_words
+from dubito.storage import encode
+from dubito.storage.locations import to_place
+from dubito.threads import kept_random_states
+
+_ROWS = 16
+"""Rows that are read at once."""
+_NAMES = (*PATH_COLUMNS, "__key__")
+"""Columns that may name images; the last one is WebDataset's."""
+_STREAM = "streaming data set of Hugging Face"
+
+
+def is_stream(source: Any) -> bool:
+    """Whether a source is a data set of Hugging Face without a length."""
+    return is_hugging_face(source) and not hasattr(source, "__len__")
+
+
+def open_streaming(dataset: Any) -> "StreamImages | FileImages | DatasetImages":
+    """The images of a streaming data set: its image column, and its label column with the names of its classes.
+
+    Ids are those of a column that names each image, else positions. Without a column of images, a column of paths or
+    URLs names them.
+    """
+    with kept_random_states(), _errors_of(_STREAM):
+        # Whoever iterates over a data set changes its state: this copy is never iterated over, only copied again.
+        plain = _typed(_copied(dataset).with_format(None))
+        kinds = {key: str(getattr(feature, "dtype", "")) for key, feature in plain.features.items()}
+        columns = FeatureColumns.of(plain.features)
+        image = columns.image or next((key for key, kind in kinds.items() if kind.endswith("binary")), None)
+        if image is None:
+            return open_columns(_listing(plain))
+        names = [key for known in _NAMES for key in kinds if key.lower() == known and kinds[key].endswith("string")]
+        noted = [*names, *([columns.label] if columns.label else [])]
+        stream = columns.undecoded(plain)
+        cells = _CellHashes(image)
+        values = _read_columns(stream.select_columns([image, *noted]), noted, cells)
+    n = len(cells)
+    unique = (values[key] for key in names if all(values[key]) and len(set(values[key])) == n)
+    labels, classes = columns.labels(values[columns.label] if columns.label else [])
+    return StreamImages(stream.select_columns([image]), cells, next(unique, position_ids(n)), labels, classes)
+
+
+@final
+class StreamImages(ImageSet):
+    """A column of images of a stream; `open_streaming` makes it."""
+
+    forward_only, draws = True, True
+
+    def __init__(
+        self,
+        dataset: Any,
+        cells: "_CellHashes",
+        ids: Sequence[str],
+        labels: Int[Tensor, "n"] | None,
+        classes: Sequence[str] | None,
+    ) -> None:
+        super().__init__(_STREAM, ids, labels, classes)
+        self._dataset, self._cells = dataset, cells
+        self._local = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _local=threading.local())
+
+    def read(self, index: int) -> Image.Image:
+        """The image as RGB."""
+        return unwrap(self.read_hashed(index)[0])
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of the bytes of each image; bytes in the stream itself were hashed when it was opened."""
+        if not self._cells.paths:
+            return [self._cells[row] for row in rows]
+        with kept_random_states():
+            return [self._content(row)[1] for row in rows]
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | BrokenImageError, bytes]:
+        """The image, or why it is broken, and the hash of its bytes, from one reading."""
+        content, hashed = self._content(index)
+        try:
+            return decode(content, f"{self.ids[index]} of {self.name}"), hashed
+        except BrokenImageError as broken:
+            return broken, hashed
+
+    def _content(self, index: int) -> tuple[bytes | OSError, bytes]:
+        content, hashed = _parse(self._cell(index))
+        if hashed != self._cells[index]:
+            raise ImagesError(
+                f"row {index} of a {self.name} is another image than when it was opened. The stream must have the same "
+                f"rows in the same order each time: shuffle it with a seed; if its files have changed, open it again."
+            )
+        return read_content(to_place(content)) if isinstance(content, str) else (content, hashed)
+
+    def _cell(self, index: int) -> Any:
+        """The cell of a row, from the cursor of this thread of this process."""
+        # One that a forked process has inherited stays as it is: closing it could wait for threads that are not there.
+        cursors: dict[int, _Cursor] = self._local.__dict__.setdefault("cursors", {})
+        cursor, process = cursors.pop(os.getpid(), None), os.getpid()
+        with _errors_of(f"row {index} of a {self.name}"):
+            if cursor is None or index < cursor.first:
+                cursor = _Cursor(self._dataset, self._cells.column, index)
+            cell = cursor.cell(index)
+        cursors[process] = cursor  # unless it has failed
+        return cell
+
+
+@final
+class _CellHashes:
+    """The hash of every cell of a column, in order.
+
+    Attributes:
+        column: The name of the column.
+        paths: Whether there are cells that hold the path of an image instead of its bytes.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column, self.paths, self._hashes = column, False, bytearray()
+
+    def __len__(self) -> int:
+        return len(self._hashes) // SIZE
+
+    def __getitem__(self, row: int) -> bytes:
+        return bytes(self._hashes[row * SIZE : (row + 1) * SIZE])
+
+    def add(self, cells: Sequence[Any]) -> None:
+        """Append the hashes of further cells."""
+        for cell in cells:
+            content, hashed = _parse(cell)
+            self.paths |= isinstance(content, str)
+            self._hashes += hashed
+
+
+@final
+class _Cursor:
+    """The cells of a column from some row on, read forward a few at a time."""
+
+    def __init__(self, dataset: Any, column: str, first: int) -> None:
+        self.first = first
+        self._cells: list[Any] = []
+        own = _copied(dataset)
+        # In a worker process, iter(own) would leave out the rows of other workers; batches are not divided.
+        self._batches = (batch[column] for batch in (own.skip(first) if first else own).iter(_ROWS))
+
+    def cell(self, row: int) -> Any:
+        """One cell, at or behind `first`."""
+        while row >= self.first + len(self._cells):
+            self.first += len(self._cells)
+            self._cells = next(self._batches, [])
+            if not self._cells:
+                raise OSError("the stream has ended before it")
+        return self._cells[row - self.first]
+
+
+def _parse(cell: Any) -> tuple[bytes | str | OSError, bytes]:
+    """The bytes of an image, its path, or why there is neither; and a hash of the cell."""
+    path = cell.get("path") if isinstance(cell, dict) else None
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if content is None and path:
+        return str(path), hash_bytes(encode(str(path)))
+    if content is None:
+        return OSError("it has neither bytes nor a path"), hash_bytes(b"unreadable")
+    return (content if len(content) <= LIMIT else too_large()), hash_content(content)
+
+
+def _read_columns(dataset: Any, names: Sequence[str], cells: _CellHashes | None = None) -> dict[str, list[Any]]:
+    """Some columns of a stream from top to bottom; hashes of another one are added to `cells`."""
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    for batch in _copied(dataset).iter(_ROWS):
+        for name in names:
+            values[name] += batch[name]
+        if cells is not None:
+            cells.add(batch[cells.column])
+    return values
+
+
+def _listing(dataset: Any) -> Listing:
+    """The columns of a stream that name images and hold their labels."""
+    header = tuple(dataset.features)
+    label = label_column(header)
+    names = [header[path_column(header)], *([] if label is None else [header[label]])]
+    values = _read_columns(dataset.select_columns(names), names)
+    if not values[names[0]]:
+        raise ImagesError(f"a {_STREAM} must have rows; it has none. Pass one row per image.")
+    return Listing("the data set", tuple(map(str.lower, names)), list(values.values()))
+
+
+def _typed(dataset: Any) -> Any:
+    """The data set with features; where it does not know them, those of its first row."""
+    if dataset.features is not None:
+        return dataset
+    first = list(_copied(dataset).take(1))
+    return dataset.cast(import_module("datasets").Dataset.from_list(first).features)
+
+
+def _copied(dataset: Any) -> Any:
+    """The same stream with a state of its own: iterators of one data set share theirs."""
+    # A data set refers to the file systems of the process. In another thread, a copy of these would be added to them.
+    shared = {id(value): value for key, value in vars(dataset).items() if key.endswith("__hffs_cache")}
+    return copy.deepcopy(dataset, shared)
+
+
+@contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    """Turn whatever a stream raises into one error for all images."""
+    try:
+        yield
+    except DubitoError:
+        raise
+    except Exception as error:  # code of the user runs, and every file system has errors of its own
+        raise ImagesError(
+            f"{what} cannot be read ({type(error).__name__}: {first_words(error)}). Check the data set and the "
+            f"network, then run the same call again: what an extraction has finished is kept."
+        ) from error
