@@ -211,7 +211,8 @@ def find_shared(folder: Path) -> None:
     table, other = (dubito.open(folder / name) for name in ("cache", "other"))
     shared = shared_rows(table, other)
     expected = -(-len(other) // SHARED)
-    assert len(shared.here) == expected, f"{len(shared.here)} rows are shared, expected {expected}"
+    if len(shared.here) != expected:
+        raise RuntimeError(f"{len(shared.here)} rows are shared, expected {expected}")
 
 
 TABLE_STEPS = {
