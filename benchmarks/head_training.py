@@ -5,6 +5,8 @@
     bare_rows_per_second   the same network, ranking loss, optimiser and learning rates on 2,048 rows in memory
     memory_gb              the highest resident memory of the process that trains (< 1.5)
     hours_for_paper        what the paper's 92 million rows would take at this speed; its GPU took 2:26 hours
+    distributed_ratio      rows/s of two processes that share the threads  /  rows/s of one process, starting included
+    distributed_start      seconds until two processes are there and have made one step
     cache_gb, build_seconds    the cache on disk, and how long its extraction took
 
     python benchmarks/head_training.py [--rows 1000000] [--features 768] [--turns 3] [--folder DIR]
@@ -12,8 +14,9 @@
 The cache is what dubito.extract makes of a small network and random inputs: float16 features, float32 logits and
 losses, 512 rows a shard; a million rows of 768 take 1.6 GB. It is removed in the end unless DIR says where to keep it.
 Every turn is a new process, so that no shard has been opened or verified before; whether the system still holds the
-files in memory is left to the system. Half of the bare steps run before the training and half after it, so that a slow
-minute slows both; figures are medians over the turns. The last line is one JSON object.
+files in memory is left to the system. The training by two processes follows in another one. Half of the bare steps run
+before the training and half after it, so that a slow minute slows both; figures are medians over the turns. The last
+line is one JSON object.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -56,7 +60,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = args.folder or Path(place) / "cache"
         built = seconds_of(lambda: made(folder, args.rows, args.features))
-        turns = [in_new_process(folder) for _ in track(range(args.turns), description="train")]
+        turns = [
+            in_new_process(turn, folder) | in_new_process(distributed_turn, folder)
+            for _ in track(range(args.turns), description="train")
+        ]
         size = sum(file.stat().st_size for file in folder.iterdir())
     print(json.dumps(summary(turns) | {"build_seconds": round(built, 1), "cache_gb": round(size / 1e9, 3)}))
 
@@ -75,6 +82,7 @@ def summary(turns: list[dict[str, float]]) -> dict[str, float]:
     rate = statistics.median(turn["rows"] / turn["seconds"] for turn in turns)
     bare_rate = statistics.median(turn["bare_rows"] / turn["bare_seconds"] for turn in turns)
     ratios = [turn["rows"] / turn["seconds"] * turn["bare_seconds"] / turn["bare_rows"] for turn in turns]
+    distributed = [turn["seconds"] / turn["distributed_seconds"] for turn in turns]
     return {
         "ratio": round(statistics.median(ratios), 4),
         "lowest_ratio": round(min(ratios), 4),
@@ -82,6 +90,8 @@ def summary(turns: list[dict[str, float]]) -> dict[str, float]:
         "bare_rows_per_second": round(bare_rate),
         "memory_gb": round(max(turn["memory"] for turn in turns) / 1e9, 3),
         "hours_for_paper": round(PAPER_ROWS / rate / 3600, 3),
+        "distributed_ratio": round(statistics.median(distributed), 4),
+        "distributed_start": round(statistics.median(turn["distributed_start"] for turn in turns), 2),
         "rows": int(turns[0]["table_rows"]),
         "features": int(turns[0]["features"]),
         "batch": BATCH,
@@ -91,16 +101,16 @@ def summary(turns: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def in_new_process(folder: Path) -> dict[str, float]:
+def in_new_process(measured: Callable[[Path], dict[str, float]], folder: Path) -> dict[str, float]:
     """One turn, where neither memory nor open shards are left from before."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(turn, folder).result()
+        return pool.submit(measured, folder).result()
 
 
 def turn(folder: Path) -> dict[str, float]:
     """Bare steps, the training, bare steps; and the memory meanwhile."""
     table = dubito.open(folder)
-    recipe = dubito.heads.Recipe(batch=BATCH, rows=round(PASSES * len(table)))
+    recipe = recipe_for(table)
     plan = recipe.plan(len(table))
     steps = max(1, round(BARE_SHARE * plan.steps / 2))
     features = table.shape("feature")[1]
@@ -121,6 +131,20 @@ def turn(folder: Path) -> dict[str, float]:
         "table_rows": len(table),
         "features": features,
     }
+
+
+def distributed_turn(folder: Path) -> dict[str, float]:
+    """The same training by two processes."""
+    table = dubito.open(folder)
+    one_step = dubito.heads.Recipe(batch=BATCH, rows=BATCH)
+    start = seconds_of(lambda: dubito.train(table.rows(slice(BATCH)), recipe=one_step, processes=2, progress=False))
+    seconds = seconds_of(lambda: dubito.train(table, recipe=recipe_for(table), processes=2, progress=False))
+    return {"distributed_seconds": seconds, "distributed_start": start}
+
+
+def recipe_for(table: dubito.Table) -> dubito.heads.Recipe:
+    """A little more than one pass, in batches of the paper's size."""
+    return dubito.heads.Recipe(batch=BATCH, rows=round(PASSES * len(table)))
 
 
 def bare(rows: Tensor, losses: Tensor, plan: Plan, steps: int) -> float:

@@ -40,13 +40,22 @@ def train(
     ] = [],
     width: Annotated[int, option("Width of the hidden layers.", min=1)] = 512,
     depth: Annotated[int, option("Number of hidden layers.", min=0)] = 2,
+    processes: Annotated[
+        int | None,
+        option("Processes of this machine that train together. Under torchrun, all that it has started do.", min=1),
+    ] = None,
     corpus: Annotated[str | None, option("Which images these are, for the model card.", "TEXT")] = None,
     float16: Annotated[bool, Option("--float16", help="Save the weights in half the space.")] = False,
 ) -> None:
     """Train an uncertainty head on features and losses of CACHEs.
 
     Needs neither the images nor the model. If it is interrupted, run the same command again: it continues.
+    On several machines, run it under torchrun on each: `torchrun ... -m dubito train ...`.
     """
+    from dubito.heads.workers import launched
+
+    leads = processes == 1 or launched()[0] == 0
+    screen.quiet = screen.quiet or not leads  # one process of several speaks
     try:
         chosen = [int(part) for part in seeds.split(",")]
     except ValueError as error:
@@ -69,10 +78,13 @@ def train(
         width=width,
         depth=depth,
         held_out=watched,
+        processes=processes,
         progress=not screen.quiet,
         dtype="float16" if float16 else "float32",
         trained={"corpus": corpus} if corpus else None,
     )
+    if not leads:
+        return
     seconds, head = time.perf_counter() - start, f"{name}/seed-{training.head.seed}"
     called = {"caches": list(map(str, caches)), "to": str(place), "recipe": recipe.to_json(), "head": head}
     screen.show(_summary(training, len(table), seconds, called), *training.findings())

@@ -16,6 +16,7 @@ Where processes come from is in `heads.workers`. They compute on the CPU, and ta
 import contextlib
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -138,8 +139,9 @@ class Group:
         try:
             yield
         except RuntimeError as error:
+            reason = re.sub(r"^.*?\] ", "", str(error), count=1).partition(". ")[0]  # without gloo's file and advice
             raise failure(self._store) or LostProcessError(
-                f"train: a process of this training has ended or cannot be reached ({first_words(error)}). Start all "
+                f"train: a process of this training has ended or cannot be reached ({first_words(reason)}). Start all "
                 f"processes again: the training continues from its last state."
             ) from error
 

@@ -11,6 +11,7 @@ started, torchrun starts again, and the training continues from its last state.
 import contextlib
 import os
 import pickle
+import secrets
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,7 @@ dist: Any = torch.distributed
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of every process."""
 _RESTARTS = 3
-_JOIN_SECONDS, _START_SECONDS, _END_SECONDS = 300.0, 300.0, 2.0
+_JOIN_SECONDS, _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 300.0, 300.0, 2.0, 0.02
 _HOST = "127.0.0.1"
 _COLUMN = "features.pickle"
 _START = "from dubito.heads.workers import work; work()"
@@ -81,12 +82,50 @@ def joined(processes: int | None) -> Group | None:
             store = dist.distributed_c10d._get_default_store()
         else:
             store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
-        return Group(dist.PrefixStore(f"dubito/{next(_numbers)}", store), rank, size)
-    except (LostProcessError, RuntimeError) as error:
+        store = dist.PrefixStore(f"dubito/{next(_numbers)}", store)
+        return Group(dist.PrefixStore(met(store, rank, size), store), rank, size)
+    except (LostProcessError, RuntimeError, TimeoutError) as error:
         raise LostProcessError(
             f"train: not all of the {size} processes of torchrun met within {_JOIN_SECONDS:.0f} s. Every one of them "
             f"must make the same call; with processes=1, this one trains alone."
         ) from error
+
+
+def met(store: "Store", rank: int, size: int) -> str:
+    """A name that these very processes agree on, once all are there.
+
+    The store of torchrun outlives the processes that it starts again, and so does what earlier ones have written.
+    Therefore each writes a name that nobody else can have: process 0 proposes the names that it reads, the others
+    confirm a proposal that has their own, and it counts once all have confirmed it.
+
+    Args:
+        store: Where they meet.
+        rank: Which of them this one is.
+        size: How many there are.
+    """
+
+    def read(key: str) -> str:
+        return str(store.get(key), "ascii") if store.check([key]) else ""
+
+    own, others = secrets.token_hex(8), range(1, size)
+    if rank:
+        store.set(f"name-{rank}", own)
+    deadline = time.monotonic() + _JOIN_SECONDS
+    while time.monotonic() < deadline:
+        if rank:
+            proposal = read("proposal")
+            if own in proposal.split("-"):
+                store.set(f"confirmed-{rank}", proposal)
+                if read("agreed") == proposal:
+                    return proposal
+        else:
+            proposal = "-".join([own, *(read(f"name-{other}") for other in others)])
+            store.set("proposal", proposal)
+            if all(read(f"confirmed-{other}") == proposal for other in others):
+                store.set("agreed", proposal)
+                return proposal
+        time.sleep(_POLL_SECONDS)
+    raise TimeoutError
 
 
 @contextlib.contextmanager
@@ -116,8 +155,9 @@ def leading(processes: int | None, group: Group | None, table: Table) -> Iterato
                 yield Processes(processes, start=workers.connect, restarts=_RESTARTS)
             except LostProcessError as error:
                 raise LostProcessError(
-                    f"train: {workers.ended}, and so it was {_RESTARTS} times before. Use fewer processes if memory is "
-                    f"short. What a folder holds is safe: the same call continues from there."
+                    f"train: {workers.end() or str(error).partition('. ')[0]}, although workers had been started again "
+                    f"{_RESTARTS} times. Use fewer processes if memory is short. What a folder holds is safe: the same "
+                    f"call continues from there."
                 ) from error
 
 
@@ -134,14 +174,13 @@ class Workers:
     def __init__(self, processes: int, table: Table, threads: int) -> None:
         if not dist.is_available() or not dist.is_gloo_available():
             raise EngineError("train: this build of torch has no torch.distributed. Leave out processes.")
-        self.ended = "no worker process has ended"
         self._size, self._table, self._threads = processes, table, threads
         self._folder: Path | None = None
         self._all: list[subprocess.Popen[bytes]] = []
 
     def connect(self) -> Group:
         """Start the workers, and connect to them."""
-        self._end()
+        self.end()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="dubito-train-"))
             send_column(self._table.column("feature"), self._folder, self._table.name)
@@ -164,20 +203,21 @@ class Workers:
         ready, began = [f"ready-{rank}" for rank in range(1, self._size)], time.monotonic()
         while not store.check(ready):
             if any(one.poll() is not None for one in self._all) or time.monotonic() - began > _START_SECONDS:
-                raise failure(store) or LostProcessError("train: a worker process could not be started.")
-            time.sleep(0.02)
+                raise failure(store) or LostProcessError("a worker process could not be started. Train in one process.")
+            time.sleep(_POLL_SECONDS)
 
-    def _end(self) -> None:
-        """End all workers, and note which had ended before."""
+    def end(self) -> str:
+        """End all workers; returns which had ended before, and how, if any had."""
         began = time.monotonic()
         while self._all and all(one.poll() is None for one in self._all) and time.monotonic() - began < _END_SECONDS:
-            time.sleep(0.02)  # a connection breaks a moment before its process has ended
+            time.sleep(_POLL_SECONDS)  # a connection breaks a moment before its process has ended
         codes = sorted((code, rank) for rank, one in enumerate(self._all, 1) if (code := one.poll()))
-        if codes:  # signals are negative: what ends by itself may have done so because another was killed
-            code, rank = codes[0]
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            self.ended = f"worker process {rank} {how}"
         self._kill()
+        if not codes:
+            return ""
+        code, rank = codes[0]  # signals are negative: what ends by itself may do so because another was killed
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"worker process {rank} {how}"
 
     def _kill(self) -> None:
         for one in self._all:
