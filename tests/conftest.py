@@ -1,5 +1,8 @@
 """What tests of several rooms share."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from jaxtyping import config
@@ -27,3 +30,30 @@ def unchecked():
 def axes():
     """Axes for `Result.plot`, of a figure without a window, which nobody has to close."""
     return Figure().subplots()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3 server of its own."""
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415 (it takes seconds)
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket; options come from the environment, as they do for users."""
+    import s3fs  # noqa: PLC0415 (it takes seconds)
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("DUBITO_COPIES", str(tmp_path / "copies"))
+    files = s3fs.S3FileSystem()
+    files.mkdir("bucket")
+    yield "s3://bucket"
+    files.rm("bucket", recursive=True)

@@ -150,7 +150,7 @@ def test_a_finished_cache_on_a_read_only_disk(model, x, tmp_path, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     expected = extract(model, x, tmp_path / "cache").logit
-    for place in ("filelock.FileLock.acquire", "dubito.storage.os.fsync", "pathlib.Path.unlink"):
+    for place in ("filelock.FileLock.acquire", "dubito.storage.files.os.fsync", "pathlib.Path.unlink"):
         monkeypatch.setattr(place, refuse)
     forget_shards()
     assert torch.equal(extract(model, x, tmp_path / "cache").logit, expected)

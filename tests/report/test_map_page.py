@@ -255,7 +255,7 @@ def test_a_place_that_turns_out_not_to_be_writable_is_an_error(tmp_path, monkeyp
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("dubito.storage.write_file", refused)
+    monkeypatch.setattr("dubito.storage.files.write_file", refused)
     for place in ({"to": tmp_path / "map.html"}, {"png": tmp_path / "map.png"}):
         with pytest.raises(
             ArtefactError, match=r"'map\..*' cannot be saved in '.*' \(Permission denied\). Choose another place."
@@ -265,7 +265,7 @@ def test_a_place_that_turns_out_not_to_be_writable_is_an_error(tmp_path, monkeyp
     def full(*_: object) -> None:
         raise DiskFullError("it goes on from there")
 
-    monkeypatch.setattr("dubito.storage.write_file", full)
+    monkeypatch.setattr("dubito.storage.files.write_file", full)
     with pytest.raises(DiskFullError, match=r"no space left for 'map.png' in '.*'. What is in memory is safe"):
         draw_map(table, [0.0] * 3, png=tmp_path / "map.png")
     monkeypatch.setattr("os.access", lambda *_: False)

@@ -32,7 +32,7 @@ from dubito.errors import DubitoWarning, TableError, UnlabelledError, ValueRange
 from dubito.evaluate.evaluate import uncertainty
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
-from dubito.storage import locked
+from dubito.storage import locked, to_path
 from dubito.table import Rows, Table
 from dubito.types import Json, Score
 from dubito.validate import check_choice, check_number, check_rows
@@ -157,7 +157,7 @@ class Acquire:
             start = np.random.default_rng([self.seed, 2**31]).permutation(len(pool))[:start]
         begin = _row_indices(pool, start)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
-        folder = None if to is None else Path(to)
+        folder = None if to is None else to_path(to, "acquire: to")
         with nullcontext() if folder is None else locked(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else loop.read_rounds(folder, identity)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import final
 
 import torch
@@ -24,6 +23,7 @@ from dubito.data import Augmented
 from dubito.data.image_set import SIZE, ImageSet
 from dubito.engines import Block
 from dubito.errors import CacheError, EngineError, ImagesError, StaleCacheError
+from dubito.storage import Place
 from dubito.threads import torch_threads
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
 
@@ -34,7 +34,7 @@ class BlockRunner:
     """What an extraction does with its blocks: the `BlockWork` of engines.
 
     Attributes:
-        folder: Of the cache. It has a manifest, and every process that runs blocks must see it.
+        folder: Folder or address of the cache. It has a manifest, and every process that runs blocks must see it.
         probes: By name.
         base: The probe that compares logits with values, if it is among the probes.
         owners: Columns that exist already, with the name of the probe that writes each.
@@ -49,7 +49,7 @@ class BlockRunner:
 
     model: Classifier
     images: Images
-    folder: Path
+    folder: Place
     probes: dict[str, Probe]
     base: BaseProbe | None
     owners: dict[str, str]
@@ -108,7 +108,8 @@ class BlockRunner:
         """
         if not (self.folder / FILE).is_file():
             raise CacheError(
-                f"the folder '{self.folder}' of the cache cannot be seen there. Choose a folder that all nodes share."
+                f"the folder '{self.folder}' of the cache cannot be seen there. Choose a folder that all nodes "
+                f"share, or an object store."
             )
         if self._sample is not None:
             index, content = self._sample
@@ -254,5 +255,5 @@ class BlockRunner:
 
 def contents_of(rows: Sequence[Shard]) -> list[bytes]:
     """The hash of the content of every image, also of those that could not be decoded."""
-    data = b"".join(shard.read()["content"].numpy().tobytes() for shard in rows)
+    data = b"".join(disk.each(lambda shard: shard.read()["content"].numpy().tobytes(), rows))
     return [data[start : start + SIZE] for start in range(0, len(data), SIZE)]

@@ -44,21 +44,26 @@ from dubito.cache.labels import label_table
 from dubito.choices import LabelSpace
 from dubito.data.augment import Augmented
 from dubito.data.files import is_image
-from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
+from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts, in_threads
 from dubito.data.labels import Labels
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import (
-    LOCK,
     UNFINISHED,
+    Place,
     check_empty,
     checksum,
     encode,
+    forget_copy,
+    is_lock,
+    local_copy,
     not_there,
     parse_json,
     read_sealed,
     reading,
+    sizes_in,
+    to_place,
     write_file,
     write_sealed,
 )
@@ -87,6 +92,8 @@ _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.s
 _WRITER = re.compile(rf"(\.[0-9a-f]{{8}})?{re.escape(UNFINISHED)}$")
 _UNLABELLED = "none"
 _OPEN_AT_ONCE = 32
+_HEADERS, _HEADER_BYTES = 1024, 1 << 14
+"""Headers that are remembered, and bytes of a request for one."""
 
 
 @final
@@ -94,7 +101,7 @@ _OPEN_AT_ONCE = 32
 class Shard:
     """A shard's file: of which kind it is, which block of images it holds, and the checksum it must have."""
 
-    path: Path
+    path: Place
     kind: str
     index: int
     crc: str
@@ -104,13 +111,20 @@ class Shard:
         """The file's name, for errors."""
         return self.path.name
 
-    def damage(self) -> str | None:
-        """What is wrong with the file, or None: reads every byte."""
+    def damage(self, *, whole: bool = True) -> str | None:
+        """What is wrong with the file, or None.
+
+        Args:
+            whole: Read every byte, of a remote shard those of a local copy; without, the header alone.
+        """
         try:
-            actual = checksum(self.path)
+            path = local_copy(self.path) if whole else self.path
+            actual = checksum(path) if isinstance(path, Path) else self.crc
+            if actual != self.crc and forget_copy(self.path):
+                actual = checksum(local_copy(self.path))
             if actual != self.crc:
                 return f"has checksum {actual}, its name says {self.crc}"
-            kind, block = (self.notes()[key] for key in ("kind", "block"))
+            kind, block = (_notes(path)[key] for key in ("kind", "block"))
         except (OSError, LookupError, TypeError, ValueError, struct.error) as error:
             return f"cannot be read ({getattr(error, 'strerror', None) or error})"
         if (kind, block) != (self.kind, self.index):
@@ -121,25 +135,24 @@ class Shard:
         """Raise DamagedShardError for this damage, or unless every byte is as it was written."""
         if damage := damage or self.damage():
             also = "" if self.kind in (ROWS, HEAD, base_probe().name) else f" with the probe {self.kind}"
+            first = "Run" if isinstance(self.path, Path) else "Delete it, and run"  # resuming reads headers alone there
             raise DamagedShardError(
                 f"shard {self.name} in '{self.path.parent}' {damage}. "
-                f"Run the same extraction again{also}: it redoes this shard and nothing else."
+                f"{first} the same extraction again{also}: it redoes this shard and nothing else."
             )
 
     def read(self) -> dict[str, Tensor]:
-        """The columns, memory-mapped."""
-        with safe_open(self.path, framework="pt") as file:
+        """The columns, memory-mapped; of a remote shard, those of a local copy."""
+        with safe_open(local_copy(self.path), framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
 
     def header(self) -> dict[str, Any]:
         """Names, types and shapes of the columns, and the notes, without reading the columns."""
-        with self.path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            return cast("dict[str, Any]", parse_json(file.read(size)))
+        return _header(self.path)
 
     def notes(self) -> Json:
         """The notes that `write_shard` stored, with the shard's kind and block."""
-        return cast("Json", parse_json(self.header()["__metadata__"]["notes"]))
+        return _notes(self.path)
 
     def rows(self) -> int:
         """How many images have a row."""
@@ -147,7 +160,18 @@ class Shard:
         return next((one["shape"][0] for key, one in self.header().items() if key not in hidden), 0)
 
 
-def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Json) -> Shard:
+@lru_cache(maxsize=_HEADERS)
+def _header(path: Place) -> dict[str, Any]:
+    with path.open("rb", _HEADER_BYTES) as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        return cast("dict[str, Any]", parse_json(file.read(size)))
+
+
+def _notes(path: Place) -> Json:
+    return cast("Json", parse_json(_header(path)["__metadata__"]["notes"]))
+
+
+def write_shard(folder: Place, kind: str, index: int, columns: Mapping[str, Tensor], notes: Json) -> Shard:
     """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
     whole = {key: value.contiguous() for key, value in columns.items()}
     data = save(whole, {"notes": json.dumps({**notes, "kind": kind, "block": index}, sort_keys=True)})
@@ -157,26 +181,30 @@ def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tenso
     return Shard(path, kind, index, crc)
 
 
-def shard_at(path: Path) -> Shard | None:
+def shard_at(path: Place) -> Shard | None:
     """The shard that a path names; None for the name of anything else."""
     match = _NAME.fullmatch(path.name)
     return match and Shard(path, match["kind"], int(match["index"]), match["crc"])
 
 
-def list_shards(folder: Path) -> list[Shard]:
+def list_shards(folder: Place) -> list[Shard]:
     """All shards under their final names, by kind and block."""
-    return [shard for path in sorted(folder.iterdir()) if (shard := shard_at(path))]
+    return [shard for name in sorted(sizes_in(folder)) if (shard := shard_at(folder / name))]
 
 
-def is_leftover(path: Path) -> bool:
+each = partial(in_threads, at_once=4)
+"""A function of every shard: in threads, because stores answer slowly."""
+
+
+def is_leftover(path: Place) -> bool:
     """Whether a file is one of ours that was never finished; nobody else's are touched."""
     name = _WRITER.sub("", path.name)
     return name != path.name and (name == FILE or _NAME.fullmatch(name) is not None)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove files that were never finished."""
-    for path in folder.iterdir():
+def remove_leftovers(folder: Place) -> None:
+    """Remove files that were never finished; in a store there are none."""
+    for path in folder.iterdir() if isinstance(folder, Path) else ():
         if is_leftover(path):
             with contextlib.suppress(OSError):  # a read-only disk keeps them, and they do no harm
                 path.unlink()
@@ -223,7 +251,7 @@ def _widened(column: Column, rows: Exact) -> Any:
 
 def forget_shards() -> None:
     """Drop what is remembered of open shards: files have changed."""
-    for memory in (_opened, _names, _verify):
+    for memory in (_opened, _names, _verify, _header):
         memory.cache_clear()
 
 
@@ -276,7 +304,7 @@ class Manifest:
     skipped: list[list[str]] = field(default_factory=list)
     format: int = FORMAT
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Place) -> None:
         """Replace the manifest in one step."""
         write_sealed(folder / FILE, asdict(self))
 
@@ -296,7 +324,7 @@ class Manifest:
         return [entry["name"] for kind in self.kinds for entry in kind.get("shards", ())] + heads
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Place) -> Manifest | None:
     """The manifest of a folder, or None where there is none."""
     path = folder / FILE
     if not path.exists():
@@ -306,7 +334,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return Manifest(**read_sealed(path, format=FORMAT))
 
 
-def remove_replaced(folder: Path, manifest: Manifest) -> None:
+def remove_replaced(folder: Place, manifest: Manifest) -> None:
     """Remove shards of images of which the manifest names another one: leftovers of a process that was killed."""
     named = [named_shard(folder, name) for name in manifest.shard_names()]
     places = {(shard.kind, shard.index): shard.name for shard in named}
@@ -315,16 +343,16 @@ def remove_replaced(folder: Path, manifest: Manifest) -> None:
             shard.path.unlink()
 
 
-def check_place(folder: Path) -> None:
+def check_place(folder: Place) -> None:
     """Raise CacheError for a place where no cache can be written; a folder that holds one is for `extract` to judge."""
     if (folder / FILE).exists():
         return
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        reason = "cannot be written" if there.is_dir() else "is a file"
-        raise CacheError(f"the cache cannot be saved in '{folder}': '{there}' {reason}. Choose another folder.")
-    paths = folder.iterdir() if folder.is_dir() else ()
-    others = sorted(path.name for path in paths if path.name != LOCK and not is_leftover(path))
+    if isinstance(folder, Path):
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            reason = "cannot be written" if there.is_dir() else "is a file"
+            raise CacheError(f"the cache cannot be saved in '{folder}': '{there}' {reason}. Choose another folder.")
+    others = sorted(name for name in sizes_in(folder) if not is_lock(name) and not is_leftover(folder / name))
     check_empty(folder, others, "cache", f"that of a cache, which has a {FILE}", error=CacheError)
 
 
@@ -372,7 +400,7 @@ def model_identity(model: Classifier) -> Provenance:
 
 
 def check_identity(
-    folder: Path, was: Json, now: Json, names: Mapping[str, str] = _PARTS, repair: str = "delete this one"
+    folder: Place, was: Json, now: Json, names: Mapping[str, str] = _PARTS, repair: str = "delete this one"
 ) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
     if differing := differing_parts(names, was, now):
@@ -392,18 +420,17 @@ def differing_parts(names: Mapping[str, str], was: Json, now: Json) -> list[str]
     return [f"{name} ({difference})" for name, difference in differences.items() if difference]
 
 
-def _no_cache(folder: Path) -> str:
+def _no_cache(folder: Place) -> str:
     """Why a place is not a cache, and how to make one."""
-    if is_image(folder.name) or (
-        folder.is_dir() and any(is_image(path.name) for path in islice(folder.rglob("*"), 99))
-    ):
+    inside = islice(folder.rglob("*"), 99) if isinstance(folder, Path) and folder.is_dir() else ()
+    if any(is_image(path.name) for path in (folder, *inside)):
         make = f"Run a model over them first: dubito.extract(model, '{folder}', to='cache')."
         return f"'{folder}' must be a cache; it holds images. {make}"
     make = f"dubito.extract(model, images, to='{folder}')"
     return f"no cache in '{folder}': {not_there(folder / FILE)}. Make one with {make}."
 
 
-def finished_manifest(folder: Path) -> Manifest:
+def finished_manifest(folder: Place) -> Manifest:
     """The manifest of a finished cache; CacheError where there is none."""
     manifest = read_manifest(folder)
     if manifest is None:
@@ -415,7 +442,7 @@ def finished_manifest(folder: Path) -> Manifest:
 
 
 def open_cache(
-    folder: str | Path,
+    folder: str | Place,
     *,
     model: Classifier | Provenance | str | None = None,
     labels: Labels | None = None,
@@ -424,7 +451,7 @@ def open_cache(
     """The table of a finished cache.
 
     Args:
-        folder: The folder that was passed to extract as `to`.
+        folder: The folder or address that was passed to extract as `to`.
         model: The model that must have made it, its name, or its `model_identity`, which fills in what the cache has
             not recorded, or recorded in another form; None takes any cache.
         labels: Labels to use in place of the cache's own, for this table alone: a CSV file, a frame, a mapping from
@@ -435,7 +462,7 @@ def open_cache(
     Raises:
         StaleCacheError: The cache's weights or transform are not this model's.
     """
-    folder = Path(folder)
+    folder = to_place(folder)
     manifest = finished_manifest(folder)
     if model is not None and not isinstance(model, Provenance):
         model = model_identity(as_classifier(model, by="open"))
@@ -444,9 +471,10 @@ def open_cache(
         raise CacheError(f"open: labels cannot be added to the augmented images of '{folder}' for one table. {store}")
     if model is not None:
         check_identity(folder, manifest.identity, manifest.identity | model.model_parts)
-    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows, manifest.rows), "id")}
+    sizes = sizes_in(folder)
+    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, sizes, manifest.rows, manifest.rows), "id")}
     for kind in manifest.kinds:
-        shards = _shards(folder, kind, manifest.rows)
+        shards = _shards(folder, sizes, kind, manifest.rows)
         columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
         if HEAD in kind:
             columns["logit"] = _rebuilt(columns["feature"], named_shard(folder, kind[HEAD]))
@@ -482,7 +510,7 @@ def _rebuilt(feature: Column, shard: Shard) -> Computed:
     return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
 
 
-def named_shard(folder: Path, name: str) -> Shard:
+def named_shard(folder: Place, name: str) -> Shard:
     """The shard that the manifest names."""
     shard = shard_at(folder / name)
     if shard is None:
@@ -491,13 +519,13 @@ def named_shard(folder: Path, name: str) -> Shard:
     return shard
 
 
-def _shards(folder: Path, kind: Json, images: Json) -> list[tuple[Shard, int]]:
+def _shards(folder: Place, sizes: Mapping[str, int], kind: Json, images: Json) -> list[tuple[Shard, int]]:
     """The shards with their rows; each must be there in its full size, and have the rows of its images."""
     shards = [(named_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
     for (shard, entry), of_images in zip(shards, images["shards"], strict=True):
-        if not shard.path.exists():
+        if (size := sizes.get(shard.name)) is None:
             shard.check("is missing")
-        if (size := shard.path.stat().st_size) != entry["bytes"]:
+        if size != entry["bytes"]:
             shard.check(f"has {size} bytes, {entry['bytes']} were written")
         if entry["rows"] != of_images["rows"]:
             shard.check(f"has {entry['rows']} rows for {of_images['rows']} images")

@@ -32,7 +32,7 @@ from dubito.engines import Block, ExtractionEngine, as_engine
 from dubito.errors import CacheBusyError, CacheError, ImagesError, RepairedShardWarning, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
-from dubito.storage import locked
+from dubito.storage import Place, locked, to_place
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, Probe
@@ -42,7 +42,7 @@ from dubito.validate import check_choice, check_model_first, check_number
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier | str,
     images: Any,
-    to: str | Path | None = None,
+    to: str | Place | None = None,
     *,
     labels: Any = None,
     label_space: LabelSpace | None = None,
@@ -63,8 +63,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         model: From dubito.load or dubito.wrap; a name, such as "timm:resnet50", is loaded.
         images: A folder, a list of paths, a CSV, zip, tar or npz file, a DataFrame, an array, a data set of torch or
             Hugging Face: whatever dubito.open_images takes.
-        to: Folder of the cache: new, empty, or a cache of the same model and images. None for a table in memory, of
-            images that are few.
+        to: Folder of the cache, or its address in an object store: new, empty, or a cache of the same model and
+            images. None for a table in memory, of images that are few.
         labels: Labels for images that have none: a CSV, a DataFrame, a mapping or a sequence.
             `dubito.cache.label_cache` adds them later.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
@@ -101,7 +101,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     base = next((probe for probe in chosen.values() if isinstance(probe, BaseProbe)), None)
     if base is not None:
         base.check_targets(values, None)
-    folder = Path(to)
+    folder = to_place(to)
     with locked_if_writable(folder):
         initial = Manifest(
             identity=disk.identity(model, opened, stored, space, compared),
@@ -156,7 +156,7 @@ def _in_memory(**call: Any) -> Table:
 
 
 @contextlib.contextmanager
-def locked_if_writable(folder: Path) -> Iterator[None]:
+def locked_if_writable(folder: Place) -> Iterator[None]:
     """Hold a folder's lock. On a read-only disk there is none to be had, and a finished cache needs none.
 
     Raises:
@@ -226,15 +226,17 @@ class _Extraction:
         """The shards that are there and whole; all others are removed, those that are done again with a warning.
 
         Where the manifest names the shard of a block, no other will do: it may have other labels. Where it does not,
-        and there are several, it is unknown which is right.
+        and there are several, it is unknown which is right. Of shards in an object store, which checks what it stores,
+        headers are read; every byte is checked when rows are read.
         """
         disk.remove_replaced(self.folder, self.manifest)
         named = [disk.named_shard(self.folder, name) for name in self.manifest.shard_names()]
         damaged = dict.fromkeys(named, "is missing")
         whole: dict[tuple[str, int], list[Shard]] = defaultdict(list)
-        for shard in disk.list_shards(self.folder):
+        shards, every_byte = disk.list_shards(self.folder), isinstance(self.folder, Path)
+        for shard, wrong in zip(shards, disk.each(lambda shard: shard.damage(whole=every_byte), shards), strict=True):
             damaged.pop(shard, None)
-            if wrong := shard.damage():
+            if wrong:
                 damaged[shard] = wrong
             else:
                 whole[shard.kind, shard.index].append(shard)
@@ -304,7 +306,7 @@ class _Extraction:
 
     def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
-        self.manifest.skipped = [entry[1:] for shard in rows for entry in shard.notes()["skipped"]]
+        self.manifest.skipped = [entry[1:] for notes in disk.each(Shard.notes, rows) for entry in notes["skipped"]]
         if len(self.manifest.skipped) == len(self.images):
             raise ImagesError(
                 f"none of the {len(self.images)} images in {self.images.name} could be decoded; "
@@ -315,6 +317,9 @@ class _Extraction:
             self.manifest.probes[name] |= summary([self.shards[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
                 if (HEAD, 0) not in self.shards:
+                    if not self.written:  # killed before: a model knows its last layer once it has seen a batch
+                        number = next(shard.index for shard in rows if shard.rows())
+                        self.work.check(Block(number, self._indices(number), (name,)))
                     weight, bias = self.work.model.head()
                     columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
                     self._add([disk.write_shard(self.folder, HEAD, 0, columns, {})])
@@ -364,7 +369,7 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
     return Augmented(images, epochs, augment, size if pixels else None)
 
 
-def _resume_manifest(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
+def _resume_manifest(folder: Place, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
     """The manifest to go on with, written before any shard; and a copy of the folder's own, if that was finished."""
     before, previous = disk.read_manifest(folder), None
     if before is None:
@@ -394,12 +399,15 @@ def summary(shards: Sequence[Shard]) -> Json:
     """Columns with type and row shape, every shard with its rows and size, and the probe's notes."""
     columns: Json = {}
     listed = []
-    for shard in shards:
-        hidden = ("__metadata__", "id.bytes", "id.ends", "content")
-        rows = shard.rows()
-        listed.append({"name": shard.name, "rows": rows, "bytes": shard.path.stat().st_size})
-        for key, value in shard.header().items() if rows else ():
-            if key not in hidden:
+    noted = None
+
+    def described(shard: Shard) -> tuple[int, Json, Json, int]:
+        return shard.rows(), shard.header(), shard.notes(), shard.path.stat().st_size
+
+    for shard, (rows, header, notes, size) in zip(shards, disk.each(described, shards), strict=True):
+        listed.append({"name": shard.name, "rows": rows, "bytes": size})
+        noted = notes.get("notes") if noted is None else noted
+        for key, value in header.items() if rows else ():
+            if key not in ("__metadata__", "id.bytes", "id.ends", "content"):
                 columns.setdefault(key, {"dtype": value["dtype"], "shape": value["shape"][1:]})
-    noted = next((notes["notes"] for shard in shards if "notes" in (notes := shard.notes())), None)
     return {"columns": columns, "shards": listed} | ({} if noted is None else {"notes": noted})

@@ -8,7 +8,6 @@ one that was extracted with these labels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast, final, get_args
 
 from jaxtyping import Int
@@ -30,13 +29,13 @@ from dubito.data.augment import Augment, Augmented
 from dubito.data.labels import Labels, with_labels
 from dubito.errors import CacheBusyError, CacheError
 from dubito.probes import base_probe
-from dubito.storage import locked
+from dubito.storage import Place, locked, to_place
 from dubito.table import Table
 from dubito.types import Images, Json
 from dubito.validate import check_choice
 
 
-def label_cache(folder: str | Path, labels: Labels, *, label_space: LabelSpace | None = None) -> Table:
+def label_cache(folder: str | Place, labels: Labels, *, label_space: LabelSpace | None = None) -> Table:
     """Store labels in a finished cache, in place of its own if it has any; neither model nor images are needed.
 
     `dubito.open(folder, labels=...)` uses labels without storing them.
@@ -51,7 +50,7 @@ def label_cache(folder: str | Path, labels: Labels, *, label_space: LabelSpace |
     Raises:
         CacheError: Other columns follow from labels too, and only the model can compute them.
     """
-    folder = Path(folder)
+    folder = to_place(folder)
     if label_space is not None:
         check_choice(label_space, get_args(LabelSpace), by="label_cache", what="label_space")
     table = disk.open_cache(folder)
@@ -101,7 +100,7 @@ class _Block:
         return cls(shard, names | dict(zip(rows, stored, strict=True)), rows)
 
 
-def _labelled(folder: Path, manifest: Manifest, blocks: Sequence[_Block], labels: Labels) -> Images:
+def _labelled(folder: Place, manifest: Manifest, blocks: Sequence[_Block], labels: Labels) -> Images:
     """What the cache is of, with labels; augmented images have one label each."""
     names = {index: name for block in blocks for index, name in block.names.items()}
     ids, settings = [names[index] for index in range(manifest.identity["count"])], manifest.identity.get("augmentation")
@@ -117,7 +116,7 @@ def _labelled(folder: Path, manifest: Manifest, blocks: Sequence[_Block], labels
 
 
 def _relabel(
-    folder: Path,
+    folder: Place,
     manifest: Manifest,
     blocks: Sequence[_Block],
     images: Images,
@@ -149,12 +148,12 @@ def _relabel(
     disk.remove_leftovers(folder)
 
 
-def _row_shard(folder: Path, block: _Block, values: Int[Tensor, "n"]) -> Shard:
+def _row_shard(folder: Place, block: _Block, values: Int[Tensor, "n"]) -> Shard:
     columns = {**block.shard.read(), "label": values[block.rows]}
     return disk.write_shard(folder, ROWS, block.shard.index, columns, block.shard.notes())
 
 
-def _check_losses(folder: Path, manifest: Manifest, space: LabelSpace) -> None:
+def _check_losses(folder: Place, manifest: Manifest, space: LabelSpace) -> None:
     """Raise CacheError where losses do not follow from the stored logits."""
     base = base_probe()
     record = manifest.probes[base.name]

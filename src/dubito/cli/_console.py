@@ -4,6 +4,7 @@ The result goes to standard output, as text or as one JSON object; all else goes
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 import json as json_format
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, final, get_args, get_origin
 
+import click
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, BadParameter, Option
@@ -26,6 +28,7 @@ from typer.models import OptionInfo
 import dubito
 from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
+from dubito.storage import Place, is_url, to_place
 
 if TYPE_CHECKING:
     from dubito.guard import Watch, WatchReport
@@ -130,7 +133,7 @@ OtherModel = Annotated[
     str | None, option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own")
 ]
 Device = Annotated[str | None, option("cpu, cuda or mps.", show_default="cpu")]
-Cache = Annotated[Path, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
+Cache = Annotated[Place, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
 Scores = Annotated[
     list[str],
     Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default, all that apply."),
@@ -291,7 +294,7 @@ class Screen:
                 self._write_json({"error": line, "kind": kind, "notes": self.notes})
         self.unwritable()
 
-    def show(self, result: Result, *below: str, written: Mapping[str, Path | None] = {}, **extra: Any) -> None:
+    def show(self, result: Result, *below: str, written: Mapping[str, Place | None] = {}, **extra: Any) -> None:
         """Show the result of a command: for people, or its `to_dict` as JSON.
 
         Args:
@@ -369,6 +372,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(function).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
     parameters = [option for one in own for option in (_fields(groups[one.name]) if one.name in groups else [one])]
+    parameters = [one.replace(annotation=_with_places(one.annotation)) for one in parameters]
     renamed = {key: text for group in groups.values() for key, text in getattr(group, "arguments", {}).items()}
     names = renamed | _option_names(parameters)
 
@@ -384,6 +388,33 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+@final
+class _PlaceType(click.Path):
+    """A path; where `remote`, also an address such as s3://bucket/cache."""
+
+    def __init__(self, *, remote: bool) -> None:
+        super().__init__(path_type=Path)
+        self.remote = remote
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        if not self.remote:
+            self.fail(f"it must be on this machine; got '{value}'. Pass a path.", param, ctx)
+        return to_place(value)
+
+
+def _with_places(annotation: Any) -> Any:
+    """An annotation whose paths are converted by `_PlaceType`: typer knows paths, and no addresses."""
+    if get_origin(annotation) is not Annotated or "Path" not in str(annotation):
+        return annotation
+    kind, info = get_args(annotation)
+    info = copy.copy(info)
+    info.click_type = _PlaceType(remote="RemotePath" in str(kind))
+    several, absent = get_origin(kind) is list, type(None) in get_args(kind)
+    return Annotated[list[Path] if several else Path | None if absent else Path, info]
 
 
 def _fields(group: Any) -> list[inspect.Parameter]:
@@ -529,7 +560,7 @@ def describe_inputs(made: "Provenance | None") -> str | None:
 
 def is_cache(place: str) -> bool:
     """Whether a place is a cache rather than images."""
-    return (Path(place) / "manifest.json").is_file()
+    return (to_place(place) / "manifest.json").is_file()
 
 
 def check_model_first(model: str, images: str) -> None:
@@ -547,9 +578,9 @@ def check_no_model(model: str | None, load: ModelOptions) -> None:
         )
 
 
-def check_folder_first(folder: Path, other: str, file: str, names: tuple[str, str]) -> None:
+def check_folder_first(folder: Place, other: str, file: str, names: tuple[str, str]) -> None:
     """Raise where a folder that dubito wrote, known by a file in it, comes after what it is used on."""
-    if (Path(other) / file).is_file() and not (folder / file).is_file():
+    if (to_place(other) / file).is_file() and not (folder / file).is_file():
         raise BadParameter(f"{names[0]} and {names[1]} are swapped: '{other}' is the {names[0].lower()}.")
 
 
@@ -569,13 +600,13 @@ def with_commands(report: "WatchReport") -> "WatchReport":
     return replace(report, advice=translate(report.advice, {}))
 
 
-def open_sets(paths: Sequence[Path]) -> dict[str, "dubito.Table"]:
+def open_sets(paths: Sequence[Place]) -> dict[str, "dubito.Table"]:
     """Caches by the names of their folders, or by whole paths where several have the same name."""
     return {name: dubito.open(path) for name, path in short_names(paths).items()}
 
 
 def short_names(places: Iterable[Any]) -> dict[str, Any]:
     """Places by the last part of their paths, or by whole paths where several have the same last part."""
-    last = {place: Path(place).resolve().name for place in places}
+    last = {place: to_place(place).resolve().name for place in places}
     times = Counter(last.values())
     return {name if times[name] == 1 else str(place): place for place, name in last.items()}

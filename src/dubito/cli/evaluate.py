@@ -9,6 +9,7 @@ import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Bootstrap, Screen, command, option
 from dubito.cli.score import ScoreOptions
+from dubito.storage import Place
 
 
 @command
@@ -17,7 +18,7 @@ def evaluate(
     cache: options.Cache,
     *,
     scores: ScoreOptions,
-    ood: Annotated[Path | None, option("Out-of-distribution images, by the same model.", "CACHE")] = None,
+    ood: Annotated[Place | None, option("Out-of-distribution images, by the same model.", "CACHE")] = None,
     metric: Annotated[list[str], option("Only these, such as error_auroc or r_auroc.", "NAME")] = [],
     bootstrap: Bootstrap,
 ) -> None:
@@ -43,7 +44,7 @@ def compare(
     screen: Screen,
     cache: options.Cache,
     *,
-    ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    ood: Annotated[list[Place], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
     scores: ScoreOptions,
     bootstrap: Bootstrap,
 ) -> None:
@@ -66,7 +67,9 @@ def reject(
     cache: options.Cache,
     *,
     of: Annotated[list[str], option("An ensemble, such as tiles_2 or members; by default all.", "NAME")] = [],
-    calibration: Annotated[Path | None, option("Other labelled images: adds the optimal temperature.", "CACHE")] = None,
+    calibration: Annotated[
+        Place | None, option("Other labelled images, for the optimal temperature.", "CACHE")
+    ] = None,
     uncertainty: Annotated[
         list[str],
         Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),

@@ -1,6 +1,5 @@
 """`dubito diagnose` and `dubito ensemble`: why confidence fails, and whether members of an ensemble still disagree."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
@@ -9,6 +8,7 @@ import dubito
 from dubito.choices import Covariance
 from dubito.cli import _console as options
 from dubito.cli._console import Bootstrap, Screen, command, option
+from dubito.storage import Place
 
 if TYPE_CHECKING:
     from dubito.table import Table
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @command
 def diagnose(
     screen: Screen,
-    cache: Annotated[Path, Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
-    ood: Annotated[list[Path], Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
+    cache: Annotated[Place, Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
+    ood: Annotated[list[Place], Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
     *,
     train: Annotated[
-        Path | None,
+        Place | None,
         Option("--learn-from", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
     ] = None,
     covariance: Annotated[
@@ -64,7 +64,7 @@ def diagnose(
 def ensemble(
     screen: Screen,
     caches: Annotated[
-        list[Path],
+        list[Place],
         Argument(
             metavar="CACHE...",
             help="A cache with an ensemble's columns, or caches of the same images by several models: its members.",
@@ -73,7 +73,7 @@ def ensemble(
     *,
     of: options.Ensemble = "members",
     ood: Annotated[
-        list[Path], option("Out-of-distribution images; once for each CACHE, in the same order.", "CACHE")
+        list[Place], option("Out-of-distribution images; once for each CACHE, in the same order.", "CACHE")
     ] = [],
     partitions: Annotated[int, option("Random partitions of each size; 0: members in their order.", "N", min=0)] = 5,
     bootstrap: Bootstrap,
@@ -112,7 +112,7 @@ def _model_of(screen: Screen, table: "Table", name: str, load: options.ModelOpti
     return classifier
 
 
-def _members(paths: list[Path]) -> "Table":
+def _members(paths: list[Place]) -> "Table":
     """One cache as it is; of several, the members together."""
     tables = [dubito.open(path) for path in paths]
     if len(tables) == 1:

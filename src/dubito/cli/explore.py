@@ -9,6 +9,7 @@ from typer import BadParameter, Option
 import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.storage import Place
 
 if TYPE_CHECKING:
     from dubito.types import Classifier
@@ -20,11 +21,11 @@ def explore(
     cache: options.Cache,
     *,
     images: Annotated[str | None, option("The images of the cache, for pictures.", "IMAGES")] = None,
-    guard: Annotated[Path | None, option("Show the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
+    guard: Annotated[Place | None, option("Show the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
     watch: options.WatchFolder = None,
-    ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
-    other: Annotated[Path | None, option("The same images by another model, to compare with.", "CACHE")] = None,
-    learn_from: Annotated[Path | None, option("Images that scores learn from.", "CACHE")] = None,
+    ood: Annotated[list[Place], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    other: Annotated[Place | None, option("The same images by another model, to compare with.", "CACHE")] = None,
+    learn_from: Annotated[Place | None, option("Images that scores learn from.", "CACHE")] = None,
     folder: Annotated[
         Path | None, option("Where layouts and notes are kept.", "DIR", show_default="CACHE.explore")
     ] = None,

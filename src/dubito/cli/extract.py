@@ -13,6 +13,7 @@ from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings
 from dubito.errors import SkippedImagesWarning, ValueRangeError
+from dubito.storage import Place, sizes_in
 
 if TYPE_CHECKING:
     from dubito.engines import ExtractionEngine
@@ -101,7 +102,7 @@ def extract(
     model: Model,
     images: Images,
     *,
-    to: Annotated[Path, option("The cache: a new folder, or the same as before.", "DIR")],
+    to: Annotated[Place, option("The cache: a new folder, or the same as before.", "DIR")],
     probe: Annotated[
         list[ProbeSettings],
         Option(
@@ -207,13 +208,13 @@ def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
 
 
 def _summary(
-    model: str, epochs: int, table: "dubito.Table", cache: Path, new_rows: int, seconds: float
+    model: str, epochs: int, table: "dubito.Table", cache: Place, new_rows: int, seconds: float
 ) -> CommandResult:
     """What is in the cache, and how fast it went."""
     images, skipped = len(table) + len(table.skipped), table.skipped
     inputs = options.describe_inputs(table.provenance)
     accuracy, by_order = dubito.metrics.table_accuracy(table), named_by_order(table)
-    size = sum((cache / name).stat().st_size for name in _files(cache))
+    size = sum(sizes_in(cache).values())
     often = f" ({images // epochs} in {epochs} augmented epochs)" if epochs > 1 else ""
     facts = {
         "model": model,
@@ -258,12 +259,14 @@ def _label_facts(table: "dubito.Table") -> dict[str, str]:
     return {"labels": "classes of another set, not the model's: no accuracy"} if own else {}
 
 
-def _files(cache: Path) -> dict[str, int]:
-    """The files of a cache and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in cache.glob("*") if path.is_file()}
+def _files(cache: Place) -> dict[str, int]:
+    """The files of a cache, and on the disk, when they were written."""
+    if isinstance(cache, Path):
+        return {path.name: path.stat().st_mtime_ns for path in cache.glob("*") if path.is_file()}
+    return sizes_in(cache)
 
 
-def _new_rows(cache: Path, before: dict[str, int]) -> int:
+def _new_rows(cache: Place, before: dict[str, int]) -> int:
     """How many rows are in shards that were not there before, or were written again."""
     from dubito.cache.disk import read_manifest
 

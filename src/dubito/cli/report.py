@@ -17,6 +17,7 @@ from dubito.cli._console import Screen, command, option
 from dubito.cli.extract import Reading
 from dubito.cli.score import OneScore
 from dubito.errors import SkippedImagesWarning
+from dubito.storage import Place, to_place
 
 if TYPE_CHECKING:
     from dubito.types import Classifier
@@ -43,14 +44,14 @@ def report(
     ],
     *,
     to: Annotated[Path, option("The page; a CSV of all images goes beside it.", "FILE")] = Path("report.html"),
-    ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    ood: Annotated[list[Place], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
     train: Annotated[
-        Path | None, Option("--learn-from", metavar="CACHE", help="In-distribution images for scores that learn.")
+        Place | None, Option("--learn-from", metavar="CACHE", help="In-distribution images for scores that learn.")
     ] = None,
-    guard: Annotated[Path | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
+    guard: Annotated[Place | None, option("Use the verdicts of this guard, by `dubito guard fit`.", "DIR")] = None,
     watch: options.WatchFolder = None,
     images: Annotated[str | None, option("The images of CACHE, for pictures.", "IMAGES")] = None,
-    cache: Annotated[Path | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
+    cache: Annotated[Place | None, option("Keep what MODEL predicts, to resume and for other commands.", "DIR")] = None,
     corrupted: Annotated[int, option("Images to corrupt for the corruption curve; 0 for no curve.", "N", min=0)] = 32,
     top: Annotated[int, option("Print the N least trusted images.", "N", min=1)] = 20,
     most: Annotated[int, option("Images in each gallery of the page, about 15 KB each.", "N", min=1)] = 12,
@@ -67,8 +68,8 @@ def report(
     if options.is_cache(places[0]) and all(map(options.is_cache, places)):
         if cache is not None or (reading, load) != (Reading(), options.ModelOptions()):
             raise BadParameter(_NO_EFFECT)
-        model, others = None, [*map(Path, places[1:]), *ood]
-        table = dubito.open(Path(places[0]))
+        model, others = None, [*map(to_place, places[1:]), *ood]
+        table = dubito.open(places[0])
         chosen = None if guard is None else dubito.Guard.load(guard)
     elif len(places) == 2 and not options.is_cache(places[0]):
         if images is not None:
@@ -186,8 +187,8 @@ def _predicted(
     screen: Screen,
     model: str,
     images: str,
-    cache: Path | None,
-    guard: Path | None,
+    cache: Place | None,
+    guard: Place | None,
     reading: Reading,
     load: options.ModelOptions,
 ) -> tuple["dubito.Table", "dubito.Guard | None", "Classifier"]:
@@ -214,7 +215,7 @@ def _predicted(
 
 
 def _calls(
-    table: "dubito.Table", places: Sequence[str], images: str | None, cache: Path | None, given: Mapping[str, object]
+    table: "dubito.Table", places: Sequence[str], images: str | None, cache: Place | None, given: Mapping[str, object]
 ) -> dict[str, str]:
     """By what a report may lack, the command that adds it; and the commands that make this one.
 

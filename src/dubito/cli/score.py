@@ -14,7 +14,7 @@ import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Assignments, CommandResult, Screen, command, option, parse_setting, read_settings
 from dubito.errors import ArtefactError, DubitoError, MissingColumnError, NotFittedError
-from dubito.storage import export, write_csv
+from dubito.storage import Place, export, write_csv
 
 if TYPE_CHECKING:
     from dubito.scores.available import AvailableScores
@@ -28,7 +28,7 @@ _SELF = "Each of them is compared with itself, and its nearest neighbour is itse
 
 
 _Train = Annotated[
-    Path | None,
+    Place | None,
     Option(
         "--learn-from",
         metavar="CACHE",
@@ -189,7 +189,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     export(path, data.getvalue())
 
 
-def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Score"], top: int) -> CommandResult:
+def _summary(cache: Place, columns: Mapping[str, Any], scores: Mapping[str, "Score"], top: int) -> CommandResult:
     """The most uncertain images by the first score; equal ones in the table's order."""
     first, count = next(iter(scores)), len(columns["id"])
     order = (-columns[first]).argsort(kind="stable")[:top].tolist()

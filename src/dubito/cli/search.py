@@ -1,7 +1,6 @@
 """`dubito search`: an index of a cache, and its answers; uncertain queries are refused, uncertain items left out."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -13,6 +12,7 @@ from dubito.cli._console import CommandResult, Screen, command, option
 from dubito.cli.score import OneScore
 from dubito.errors import TableError
 from dubito.result import plain
+from dubito.storage import Place
 
 
 @dataclass
@@ -35,7 +35,7 @@ def build(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[Path, option("The folder of the index: new, empty, or an index to replace.", "DIR")],
+    to: Annotated[Place, option("The folder of the index: new, empty, or an index to replace.", "DIR")],
     score: IndexScore,
     quantile: Annotated[float, option("The share of items that is kept.", "Q")] = 0.9,
     clean: Annotated[Clean, option("Refuse uncertain queries, leave uncertain items out, both or none.")] = "both",
@@ -77,7 +77,7 @@ def build(
 @command
 def query(
     screen: Screen,
-    index: Annotated[Path, Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.")],
+    index: Annotated[Place, Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.")],
     queries: Annotated[str, Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.")],
     *,
     k: Annotated[int, Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
@@ -112,7 +112,7 @@ def query(
     screen.show(result, index=str(index), queries_from=queries, **counts)
 
 
-def _summary(index: "dubito.SafeIndex", cache: Path, to: Path) -> CommandResult:
+def _summary(index: "dubito.SafeIndex", cache: Place, to: Place) -> CommandResult:
     """How many items are searched, and by which uncertainty."""
     rule, approximation = index.rule, index.backend.approximation
     score, threshold = index.score.name if index.score else None, index.thresholds.overall
@@ -143,7 +143,7 @@ def _query_table(
 ) -> "dubito.Table":
     """A cache as it is; images through the model of the index."""
     if options.is_cache(queries):
-        return dubito.open(Path(queries))
+        return dubito.open(queries)
     images = dubito.open_images(queries)  # before the model is fetched
     with screen.waiting("loading the model"):
         classifier = load.load_stored(screen, model, index, "the index")

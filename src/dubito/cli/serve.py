@@ -10,6 +10,7 @@ from typer import Argument, BadParameter
 import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.storage import Place
 
 _KEY = "DUBITO_API_KEY"
 
@@ -17,11 +18,11 @@ _KEY = "DUBITO_API_KEY"
 @command
 def serve(
     screen: Screen,
-    guard: Annotated[Path, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")],
+    guard: Annotated[Place, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")],
     *,
     host: Annotated[str, option("Where to listen: with another one, others can reach it.", "HOST")] = "127.0.0.1",
     port: Annotated[int, option("Where to listen; 0 is any free one.", "N")] = 8000,
-    index: Annotated[Path | None, option("Also answer searches in this index.", "DIR")] = None,
+    index: Annotated[Place | None, option("Also answer searches in this index.", "DIR")] = None,
     watch: Annotated[Path | None, option("Watch what the guard decides; the state is kept here.", "DIR")] = None,
     key_file: Annotated[
         Path | None, option(f"A file with the key that clients must send (also: {_KEY}).", "FILE")

@@ -25,6 +25,7 @@ from dubito.errors import NotFittedError, TableError
 from dubito.heads.linear_logits import centred_layer
 from dubito.heads.stream import Stream
 from dubito.metrics.streaming import SUMMARY, MemberStream
+from dubito.storage import to_path
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.views import Computed
 from dubito.types import Classifier, finite
@@ -136,7 +137,7 @@ class HeadMasks:
         made_by = self.fitted_on_.provenance
         provenance = None if made_by is None else made_by.to_json()
         note = {"seed": self.seed, "recipe": asdict(self.recipe), "provenance": provenance}
-        return write_masks(Path(path), tensors, note)
+        return write_masks(to_path(path, "masks"), tensors, note)
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadMasks":

@@ -35,7 +35,7 @@ from dubito.models.load import as_classifier
 from dubito.models.outputs import output_of
 from dubito.models.weights import module_digests
 from dubito.models.wrap import WrappedClassifier, eager, sample_of, wrap
-from dubito.storage import read_tensors, reading, write_tensors, writing
+from dubito.storage import read_tensors, reading, to_path, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
 from dubito.validate import check_classes
@@ -183,7 +183,7 @@ class ImplicitEnsemble:
             "layers": list(self.masks),
             "links": self._links,
         }
-        return write_masks(Path(path), tensors, note)
+        return write_masks(to_path(path, "masks"), tensors, note)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | Classifier | str) -> "ImplicitEnsemble":
@@ -219,7 +219,7 @@ def write_masks(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, An
 def read_masks(path: str | Path) -> Iterator[tuple[dict[str, Tensor], Json]]:
     """Tensors and the note of a file of masks; whatever goes wrong while they are used is an ArtefactError."""
     with reading(f"masks in '{path}'", "Pass a file that save() wrote."):
-        tensors, note = read_tensors(Path(path))
+        tensors, note = read_tensors(to_path(path, "masks"))
         yield {key: value.float() for key, value in tensors.items()}, note
 
 

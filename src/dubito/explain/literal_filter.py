@@ -29,7 +29,7 @@ from dubito.explain.pictures import new_figure
 from dubito.models.frozen import frozen
 from dubito.models.weights import module_digests
 from dubito.result import Axes, Result
-from dubito.storage import read_tensors, reading, write_tensors
+from dubito.storage import read_tensors, reading, to_path, write_tensors
 from dubito.types import Classifier, Json, finite
 from dubito.validate import check_number
 
@@ -178,7 +178,7 @@ def literal_filter(
         check_number(size, "[1, inf)", by="literal_filter", what=what, whole=True, hint=hint)
     check_number(seed, "[0, inf)", by="literal_filter", what="seed", whole=True, hint="0 is usual.")
     module, name, run = _network(model)
-    kept = None if checkpoint is None else Path(checkpoint)
+    kept = None if checkpoint is None else to_path(checkpoint, "checkpoint")
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}
     if kept is not None:
         identity["weights"] = module_digests(module)["weights"]

@@ -46,7 +46,7 @@ from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, find_shift
 from dubito.guard.thresholds import Guarantee, Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict, top_two
-from dubito.guard.watch import ALPHA, Watch
+from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions
 from dubito.models.frozen import signature
 from dubito.models.load import as_classifier
@@ -54,7 +54,7 @@ from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
-from dubito.storage import SavedFolder, write_file
+from dubito.storage import Place, RemotePath, SavedFolder, to_place, write_file
 from dubito.table import Table, check_table, chosen_rows
 from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance
@@ -282,13 +282,15 @@ class Guard(Result):
                 watch.update(decisions)
             yield from decisions
 
-    def watch(self, folder: str | Path | None = None, *, alpha: float = ALPHA, seed: int = 0) -> Watch:
+    def watch(self, folder: str | Path | None = None, *, alpha: float | None = None, seed: int | None = None) -> Watch:
         """Watch what this guard decides, for as long as it is used; see `dubito.guard.watch`.
 
         Args:
             folder: Where its state is kept, in one small file; None keeps it in memory.
-            alpha: The probability of a false alarm, over the whole life.
-            seed: Seed of tie-breaking, and of the images that labels are requested for.
+            alpha: The probability of a false alarm, over the whole life; by default that of the folder, 0.01 for a new
+                one.
+            seed: Seed of tie-breaking, and of the images that labels are requested for; by default that of the
+                folder, 0 for a new one.
         """
         return Watch(self, folder, alpha=alpha, seed=seed)
 
@@ -420,10 +422,10 @@ class Guard(Result):
         arrays = [*observed, *quantiles, self.selection.uncertainty_quantiles.numpy()]
         return hash_bytes(described.encode(), *(np.ascontiguousarray(one).tobytes() for one in arrays)).hex()
 
-    def save(self, to: str | Path) -> Path:
+    def save(self, to: str | Place) -> Place:
         """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.
 
-        The folder must be new or empty, or that of a guard, which is then replaced in one step.
+        The folder, on the disk or at an address such as s3://bucket/guard, must be new or empty, or that of a guard, which is then replaced in one step.
         """
         for score in self.selection.scores.values():
             check_registered(score)
@@ -433,8 +435,9 @@ class Guard(Result):
             "classes": None if self.classes is None else list(self.classes),
             "provenance": None if self.provenance is None else self.provenance.to_json(),
         }
-        FOLDER.save(Path(to), lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", self._write)})
-        return Path(to)
+        place = to_place(to)
+        FOLDER.save(place, lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", self._write)})
+        return place
 
     def _write(self, folder: Path) -> None:
         self.selection.write(folder)
@@ -442,20 +445,20 @@ class Guard(Result):
         write_file(folder / _OBSERVED, save(arrays))
 
     @classmethod
-    def load(cls, path: str | Path, model: Classifier | str | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
+    def load(cls, path: str | Place, model: Classifier | str | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
         """Read back what `save` wrote; another model than the guard's own is refused.
 
         Args:
-            path: The folder.
+            path: The folder or its address.
             model: The model whose predictions it guards, or its name; None to decide on tables only.
             probes: As in `fit`.
         """
-        if not isinstance(path, str | Path):
+        if not isinstance(path, str | Path | RemotePath):
             raise GuardError(
                 f"Guard.load: path must be the folder of a guard; got {type(path).__name__}. The folder comes first, "
                 f"then the model: Guard.load(path, model)."
             )
-        guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
+        guard = FOLDER.load(to_place(path), lambda described: cls._read(to_place(path), described))
         if model is not None:
             model = as_classifier(model, by="Guard.load")
             guard._checked = _identity(model, guard.provenance, of=f"guard in '{path}'")
@@ -464,7 +467,7 @@ class Guard(Result):
         return guard
 
     @classmethod
-    def _read(cls, folder: Path, described: Mapping[str, Any]) -> "Guard":
+    def _read(cls, folder: Place, described: Mapping[str, Any]) -> "Guard":
         threshold = Threshold(**described["threshold"])
         if not math.isfinite(threshold.value):
             raise ValueError(f"a threshold of {threshold.value}")

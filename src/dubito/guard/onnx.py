@@ -39,7 +39,7 @@ from dubito.scores.gaussians import squared_distances
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
-from dubito.storage import export
+from dubito.storage import export, to_path
 from dubito.types import Score
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
             f"guard.export_onnx needs the packages onnx and onnxscript, of which {error.name} is not installed. "
             f"Install them: pip install 'dubito[onnx]'."
         ) from error
-    path = Path(to)
+    path = to_path(to, "export_onnx: to")
     if path.is_dir():
         raise ArtefactError(f"'{path}' cannot be written (it is a folder). Pass a file, such as guard.onnx.")
     module = GuardModule(guard, example)

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.module import HeadModule, check_shape
-from dubito.storage import parse_json, reading, write_file, write_json, writing
+from dubito.storage import Place, parse_json, reading, to_place, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -118,9 +118,9 @@ class PretrainedHead(NamedTuple):
     card: str = ""
 
 
-def write_head(folder: str | Path, head: PretrainedHead) -> Path:
+def write_head(folder: str | Place, head: PretrainedHead) -> Place:
     """Write a head into a folder; each file is replaced in one step, the config last."""
-    folder, config, module = Path(folder), head.config, head.module
+    folder, config, module = to_place(folder), head.config, head.module
     described, actual = ((one.features, one.width, one.depth) for one in (config, module))
     if described != actual:
         raise ArtefactError(
@@ -145,9 +145,9 @@ def write_head(folder: str | Path, head: PretrainedHead) -> Path:
     return folder
 
 
-def read_head(folder: str | Path) -> PretrainedHead:
+def read_head(folder: str | Place) -> PretrainedHead:
     """Read what write_head wrote; every file is checked before it is used."""
-    folder = Path(folder)
+    folder = to_place(folder)
     config, data = read_config(folder), _read(folder, WEIGHTS)
     if _digest(data) != config.weights_file:
         raise ArtefactError(
@@ -165,9 +165,9 @@ def read_head(folder: str | Path) -> PretrainedHead:
     return PretrainedHead(module, config, text)
 
 
-def read_config(folder: str | Path) -> HeadConfig:
+def read_config(folder: str | Place) -> HeadConfig:
     """A head's config, without reading its weights."""
-    folder = Path(folder)
+    folder = to_place(folder)
     with reading(f"head in '{folder}': {CONFIG}", "Copy it again, or save the head again."):
         entries: Any = parse_json(_read(folder, CONFIG))
     return HeadConfig.from_json(entries, f"'{folder / CONFIG}'")
@@ -185,7 +185,7 @@ def make_card(config: HeadConfig, *, name: str | None = None) -> str:
     return pages.get_template("card.md").render(config=config, model=model, backbone=backbone, name=name)
 
 
-def _read(folder: Path, name: str) -> bytes:
+def _read(folder: Place, name: str) -> bytes:
     try:
         return (folder / name).read_bytes()
     except OSError as error:
@@ -200,7 +200,8 @@ def _digest(data: bytes) -> str:
 
 def _readable(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_readable(one)}" for key, one in value.items())
+        # Sorted, as in the state of a training that was killed, so that a resumed one writes the same card.
+        return ", ".join(f"{key} {_readable(one)}" for key, one in sorted(value.items()))
     if isinstance(value, list):
         return ", ".join(map(_readable, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

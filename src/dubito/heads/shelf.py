@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, final
 from dubito.choices import nearest
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
-from dubito.storage import application_folder, parse_json, reading
+from dubito.storage import Place, application_folder, is_url, parse_json, reading, to_path, to_place
 from dubito.table import Provenance
 
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -64,16 +64,16 @@ def list_heads() -> list[HeadEntry]:
     return [entries[name] for name in sorted(entries)]
 
 
-def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
+def find_head(name_or_path: str | Place, **options: Any) -> PretrainedHead:
     """A head by name, path or id.
 
     Args:
-        name_or_path: A folder that save_pretrained wrote, or that `train` wrote (then its median seed), a name on the
-            shelf, a `vit_*_checkpoint.pth.tar` of the paper's authors, or an id on the Hugging Face hub, "org/name" or
-            "hub:org/name".
+        name_or_path: A folder that save_pretrained wrote, or that `train` wrote (then its median seed), or its address,
+            a name on the shelf, a `vit_*_checkpoint.pth.tar` of the paper's authors, or an id on the Hugging Face hub,
+            "org/name" or "hub:org/name".
         options: Options of the hub: revision, token, cache_dir, force_download, local_files_only.
     """
-    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    name, path = str(name_or_path), to_place(name_or_path)
     if not name.startswith(_HUB) and (path.is_file() or name.endswith(_PYTORCH)):
         if not path.name.endswith(_PYTORCH):
             raise ArtefactError(
@@ -81,9 +81,15 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
             )
         from dubito.heads.authors import import_authors_head  # noqa: PLC0415 (timm is slow to import)
 
-        return import_authors_head(path)
+        return import_authors_head(to_path(path, "head: a checkpoint of the authors"))
     entries = {entry.name: entry.path for entry in list_heads()} | _trainings(path, name)
-    is_path = isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name or path.is_dir()
+    is_path = (
+        not isinstance(name_or_path, str)
+        or is_url(name)
+        or name.startswith((".", "/", "~"))
+        or "\\" in name
+        or path.is_dir()
+    )
     if is_path or name in entries:
         return read_head(path if (path / CONFIG).is_file() else entries.get(name, path))
     if re.fullmatch(rf"{_HUB}.*|[\w.-]+/[\w.-]+", name):
@@ -98,7 +104,7 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
     )
 
 
-def _trainings(path: Path, name: str) -> dict[str, Path]:
+def _trainings(path: Place, name: str) -> dict[str, Place]:
     """The median head by name, if the name is that of a training: a folder, or one on the shelf."""
     folders = [folder for folder in (path, local_folder() / name) if (folder / TRAINING).is_file()]
     if not folders or (folders[0] / CONFIG).is_file():

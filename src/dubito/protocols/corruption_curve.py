@@ -31,6 +31,7 @@ from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval, mean
 from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
+from dubito.storage import to_place
 from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_bootstrap, check_choice
 
@@ -172,7 +173,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     ids: list[str] = []
     with bar(f"corruption_curve {opened.name}", len(opened) * len(levels), show=progress) as advance:
         for name, level in levels.items():
-            table = extract(model, level, Path(to) / name, label_space="own", progress=False, **extraction)
+            table = extract(model, level, to_place(to) / name, label_space="own", progress=False, **extraction)
             ids = ids or list(table.id)
             if list(table.id) != ids:
                 raise TableError(

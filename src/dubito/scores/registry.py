@@ -7,10 +7,9 @@ A saved score is a folder. score.json says which and how, state.safetensors hold
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from dubito.errors import ArtefactError, TableError, ValueRangeError
@@ -32,7 +31,7 @@ from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.storage import parse_json, reading, write_file, write_json, writing
+from dubito.storage import Place, parse_json, reading, to_place, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
 from dubito.validate import check_choice
@@ -89,10 +88,10 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
     return named
 
 
-def save_score(score: Score, to: str | Path) -> Path:
+def save_score(score: Score, to: str | Place) -> Place:
     """Write a score of dubito's own, fitted or not, into a folder."""
     check_registered(score)
-    folder = Path(to)
+    folder = to_place(to)
     learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     described = {
@@ -118,15 +117,15 @@ def check_registered(score: Score, *, hint: str = "Use a registered score.") -> 
             )
 
 
-def load_score(path: str | Path) -> Score:
+def load_score(path: str | Place) -> Score:
     """Read back what save_score wrote."""
-    folder, saved = Path(path), f"saved score in '{path}'"
+    folder, saved = to_place(path), f"saved score in '{path}'"
     for file in (_DESCRIPTION, _STATE):
         if not (folder / file).is_file():
             raise ArtefactError(f"no saved score in '{folder}': {file} is not there. Save one with dubito.save_score.")
     with reading(saved, "Save it again."):
         described: Any = parse_json((folder / _DESCRIPTION).read_bytes())
-        tensors = load_file(folder / _STATE)
+        tensors = load((folder / _STATE).read_bytes())
         kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
         if kind != FORMAT or name not in [*SCORES]:
             raise ArtefactError(

@@ -28,6 +28,7 @@ from dubito.search.inputs import Names, as_list, check_unique, feature_column, r
 from dubito.search.memory import FOLDER, MemoryBackend
 from dubito.search.retrieval import Radii, SearchResult
 from dubito.search.rule import Rule, Thresholds
+from dubito.storage import Place, RemotePath, to_place
 from dubito.table import Provenance, Table
 from dubito.threads import Lock
 from dubito.types import Json, Score
@@ -145,19 +146,19 @@ class SafeIndex:
         return index
 
     @classmethod
-    def load(cls, folder: str | Path, *, mapped: bool = True, check: bool = True) -> "SafeIndex":
+    def load(cls, folder: str | Place, *, mapped: bool = True, check: bool = True) -> "SafeIndex":
         """Load an index that `save` wrote.
 
         Args:
-            folder: The folder of the index.
+            folder: The folder of the index, or its address.
             mapped: Memory-map the vectors rather than read them now.
             check: Read every byte once and compare checksums: a second for a million vectors of 512 numbers.
         """
-        if not isinstance(folder, str | Path):
+        if not isinstance(folder, str | Path | RemotePath):
             raise TableError(f"SafeIndex.load: folder must be the path of an index; got {type(folder).__name__}.")
 
         def read(saved: Json) -> "SafeIndex":
-            place = Path(folder)
+            place = to_place(folder)
             paths = {kind: FOLDER.part(place, name, check=check) for kind, name in saved["files"].items()}
             backend = MemoryBackend.read(paths, saved, f"the index in '{folder}'", mapped=mapped)
             index = cls(backend.width, score=load_score(paths["score"]) if "score" in paths else None)
@@ -169,10 +170,10 @@ class SafeIndex:
                 index._radii = backend.state().revision, radii
             return index
 
-        return FOLDER.load(Path(folder), read)
+        return FOLDER.load(to_place(folder), read)
 
     @_in_one_thread
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Place) -> Place:
         """Save the index in a folder: a new or empty one, or in place of the index there.
 
         A kill at any instant leaves the old index or the new one. A score that is not one of dubito's own cannot be
@@ -196,8 +197,8 @@ class SafeIndex:
                 described["files"]["score"] = FOLDER.put_folder(place, "score", lambda part: save_score(score, part))
             return {**described, "radii": current}
 
-        FOLDER.save(Path(folder), write)
-        return Path(folder)
+        FOLDER.save(to_place(folder), write)
+        return to_place(folder)
 
     def close(self) -> None:
         """Close the connection to a server; the next call opens it again. In memory, this does nothing."""

@@ -25,7 +25,7 @@ from dubito.storage.files import (
     write_tensors,
     writing,
 )
-from dubito.storage.locations import Place, RemotePath, is_url, sizes_in, to_folder, to_place
+from dubito.storage.locations import Place, RemotePath, is_url, sizes_in, to_path, to_place
 from dubito.storage.saved_folder import SavedFolder
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
     "sizes_in",
     "staged",
     "tensors_digest",
-    "to_folder",
+    "to_path",
     "to_place",
     "write_csv",
     "write_file",

@@ -6,6 +6,7 @@ lie in `DUBITO_COPIES`, or in the system's folder for caches.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -78,20 +79,33 @@ def _fetch(place: RemotePath, copy: Path, *, folder: bool) -> None:
     with writing(f"a local copy of '{place}' (set {FOLDER} to choose another folder)", copy.parent):
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
-            for key in place.files_below() if folder else [None]:
-                target = part if key is None else part / key
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (place if key is None else place / key).download(target)
-            try:
+            is_there = _download(place, part, folder=folder)
+            if is_there:
                 part.replace(copy)
-            except OSError:
-                if not copy.exists():  # else another process was faster
-                    raise
+        except OSError:
+            if not copy.exists():  # else another process was faster
+                raise
         finally:
             _remove(part)
+    if not is_there:
+        raise FileNotFoundError(errno.ENOENT, f"there is no '{place}'")
     _unchecked[0] += _size(copy)
     if _unchecked[0] > _limit() / 10:
         _make_room()
+
+
+def _download(place: RemotePath, to: Path, *, folder: bool) -> bool:
+    """Write a remote file or folder to the disk; whether there is one."""
+    try:
+        keys = place.files_below() if folder else []
+        for key in keys:
+            (to / key).parent.mkdir(parents=True, exist_ok=True)
+            (place / key).download(to / key)
+        if not folder:
+            place.download(to)
+    except FileNotFoundError:
+        return False
+    return bool(keys) or not folder
 
 
 def _make_room() -> None:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from dubito.errors import ArtefactError, DiskFullError, DubitoError, MissingPackageError, StoreError
 from dubito.storage.lease import LeaseTakenError, check_held, is_lease, leased
-from dubito.storage.locations import Place, RemotePath, to_place
+from dubito.storage.locations import Place, RemotePath, to_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,16 +121,16 @@ def read_sealed(path: Place, *, format: int) -> dict[str, Any]:  # noqa: A002 (t
     return dict(entries)
 
 
-def write_csv(path: str | Place, lines: Iterable[Sequence[object]]) -> Place:
+def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
     """Replace a CSV in one step; its folder is made. Names that are not UTF-8 keep their bytes."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     return export(path, encode(text.getvalue()))
 
 
-def export(path: str | Place, data: bytes) -> Place:
+def export(path: str | Path, data: bytes) -> Path:
     """Replace a user's file in one step and return its path; its folder is made."""
-    place = to_place(path)
+    place = to_path(path, "a file to write")
     with writing(f"'{place.name}'", place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_file(place, data)
@@ -231,7 +231,9 @@ def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
 
 @contextlib.contextmanager
 def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError) -> Iterator[None]:
-    """Turn whatever a damaged file raises into one error that names it; that error, and those of stores and missing packages, just pass.
+    """Turn whatever a damaged file raises into one error that names it.
+
+    Errors of that type, of stores and of missing packages pass as they are.
 
     Args:
         what: What is being read, with its place.

@@ -29,7 +29,7 @@ from dubito.errors import DubitoError, ImagesError, MissingPackageError, StoreEr
 
 BLOCK = 4 << 20
 """Bytes of one request where a file is read from front to back."""
-_AHEAD, _GAP = 1 << 20, 1 << 16
+_PIECE, _AHEAD, _GAP = 1 << 25, 1 << 20, 1 << 16
 _MOST_FILES = 1_000_000
 _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -81,6 +81,10 @@ class RemotePath:
 
     def absolute(self) -> "RemotePath":
         """The same address: it means the same wherever it is used."""
+        return self
+
+    def resolve(self) -> "RemotePath":
+        """The same address: stores have no links."""
         return self
 
     def is_file(self) -> bool:
@@ -181,9 +185,12 @@ class RemotePath:
             files.put_file(str(file), path)
 
     def download(self, file: Path) -> None:
-        """Write the file to the disk, without reading it into memory."""
-        with self._accessed() as (files, path):
-            files.get_file(path, str(file))
+        """Write the file to the disk, a piece at a time; an OSError is the disk's, a StoreError the store's."""
+        with file.open("wb") as target:
+            while piece := self.read_range(target.tell(), _PIECE):
+                target.write(piece)
+                if len(piece) < _PIECE:
+                    break
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove the file."""
@@ -245,12 +252,12 @@ def to_place(text: str | Place) -> Place:
     return RemotePath(str(text)) if is_url(text) else Path(text).expanduser()
 
 
-def to_folder(text: str | Place, *, by: str, what: str) -> Path:
-    """A user's path as a folder on the disk; StoreError for an address, which Path would take for a folder `s3:`."""
+def to_path(text: str | Place, what: str) -> Path:
+    """A user's path on the disk; StoreError for an address, which Path would take for a folder called `s3:`."""
     place = to_place(text)
-    if isinstance(place, Path):
-        return place
-    raise StoreError(f"{by}: {what} must be a folder on this machine; got '{place}'. Pass a path.")
+    if isinstance(place, RemotePath):
+        raise StoreError(f"{what} must be on this machine; got '{text}'. Pass a path.")
+    return place
 
 
 def join(folder: Place, key: str) -> Place:

@@ -1,0 +1,122 @@
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import fsspec
+import pytest
+
+from dubito.errors import ArtefactError, CacheBusyError, StoreError
+from dubito.storage import RemotePath, lease, locked, sizes_in, write_sealed
+from dubito.storage.lease import LeaseTakenError, is_lease, leased
+
+
+@pytest.fixture
+def folder():
+    yield RemotePath("memory://leases")
+    fsspec.filesystem("memory").rm("/", recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr(lease, "_RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.02)
+
+
+def of_another_machine(folder: RemotePath, number: int, **entries: object) -> None:
+    content = {"token": "x", "machine": "elsewhere", "pid": 1, "renewals": 0, "released": False, **entries}
+    (folder / f".lock-{number:06}").write_bytes(json.dumps(content).encode())
+
+
+def test_one_holder_at_a_time(folder):
+    order = []
+
+    def write(name: str) -> None:
+        with locked(folder, seconds=20.0):
+            order.append(name)
+            time.sleep(0.05)
+            order.append(name)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert order[::2] == order[1::2]
+    assert sorted(order[::2]) == list("abcd")
+    assert [name for name in sizes_in(folder) if is_lease(name)] == [".lock-000004"]
+
+
+def test_a_holder_that_is_alive_is_not_disturbed(folder):
+    with leased(folder, seconds=0.0):
+        start = time.monotonic()
+        with pytest.raises(LeaseTakenError), leased(folder, seconds=0.0):
+            pass
+        assert time.monotonic() - start < 0.5  # its renewal was seen
+        with pytest.raises(CacheBusyError, match="another process is writing into 'memory://leases'"):
+            locked(folder, busy=CacheBusyError).__enter__()
+    with leased(folder, seconds=0.0):
+        pass
+
+
+def test_a_dead_holder_of_another_machine_is_replaced_after_a_while(folder):
+    of_another_machine(folder, 7)
+    start = time.monotonic()
+    with leased(folder, seconds=0.0):
+        assert time.monotonic() - start > 0.5
+        assert ".lock-000008" in sizes_in(folder)
+        assert ".lock-000007" not in sizes_in(folder)
+
+
+def test_a_released_or_damaged_lease_is_free_at_once(folder):
+    start = time.monotonic()
+    of_another_machine(folder, 1, released=True)
+    with leased(folder, seconds=0.0):
+        pass
+    (folder / ".lock-000009").write_bytes(b"\x00")
+    with leased(folder, seconds=0.0):
+        assert ".lock-000010" in sizes_in(folder)
+    assert time.monotonic() - start < 0.5
+
+
+def test_a_holder_that_lost_its_lease_writes_no_description(folder):
+    with leased(folder, seconds=0.0):
+        write_sealed(folder / "guard.json", {"format": 1})
+        of_another_machine(folder, 2)  # as after a long suspension
+        with pytest.raises(StoreError, match=r"'memory://leases' is written by another process now.*Run the same call"):
+            write_sealed(folder / "guard.json", {"format": 2})
+    assert json.loads((folder / "guard.json").read_bytes())["format"] == 1
+
+
+def test_a_store_that_refuses_is_an_error_of_the_caller(folder, monkeypatch):
+    def refuse(self, data: bytes) -> None:
+        raise StoreError("'memory://leases' cannot be accessed (PermissionError: Forbidden).")
+
+    monkeypatch.setattr(RemotePath, "create", refuse)
+    with pytest.raises(ArtefactError, match=r"the folder 'memory://leases' cannot be written \(.*Forbidden"):
+        locked(folder).__enter__()
+
+
+def _hold(url: str, ready) -> None:
+    with leased(RemotePath(url), seconds=0.0):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_killed_holder_of_this_machine_is_replaced_at_once(bucket, monkeypatch):
+    monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 60)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(f"{bucket}/held", ready))
+    process.start()
+    assert ready.wait(60)
+    with pytest.raises(LeaseTakenError), leased(RemotePath(f"{bucket}/held"), seconds=0.0):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    start = time.monotonic()
+    with leased(RemotePath(f"{bucket}/held"), seconds=0.0):
+        assert time.monotonic() - start < 30
