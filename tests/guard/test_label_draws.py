@@ -51,7 +51,7 @@ def test_strata_are_fifths_of_the_accepted_calibration_images():
 
 
 def test_false_alarms_and_intervals_of_drawn_labels():
-    """At a rate of exactly the bound, with errors where the uncertainty is high, alarms are as rare as promised."""
+    """At a rate of exactly the bound, with errors where the uncertainty is high, alarms are as rare as guaranteed."""
     rng, alarms, outside = np.random.default_rng(0), 0, 0
     by_stratum = np.array([0.01, 0.02, 0.05, 0.12, 0.3])  # mean 0.1
     for _ in range(100):
@@ -60,8 +60,9 @@ def test_false_alarms_and_intervals_of_drawn_labels():
             stratum = rng.integers(5, size=15)
             wrong = rng.random(15) < by_stratum[stratum]
             drawn = draw(by_stratum[stratum], 5, rng)
-            x = np.array([wrong[place] / p for place, p in drawn.items()])
-            test.update(Outcomes(x, 15, largest_weight(by_stratum.tolist(), 1 / 3)))
+            y, weights = [bool(wrong[place]) for place in drawn], [1 / p for p in drawn.values()]
+            largest = largest_weight(by_stratum.tolist(), 1 / 3)
+            test.update(Outcomes.of(y, weights, images=15, largest=largest))
             low, high = test.interval.at(0.1)
             alarm |= test.capital.log_total >= math.log(10)
             missed |= not low <= 0.1 <= high

@@ -106,7 +106,7 @@ def test_a_rate_above_its_bound_is_found_and_one_at_it_is_not():
     for _ in range(200):
         test, best = RateTest(0.1), -np.inf
         for x in rng.random(300) < 0.1:
-            test.update(Outcomes.of(bool(x)))
+            test.update(Outcomes.of([bool(x)]))
             best = max(best, test.capital.log_total)
         alarms += best >= math.log(10)
     assert binomtest(alarms, 200, 0.1, alternative="greater").pvalue > 0.01
@@ -114,7 +114,7 @@ def test_a_rate_above_its_bound_is_found_and_one_at_it_is_not():
     expected, rate = test.needed(0.01)
     assert rate == 0.2
     while test.capital.log_total < math.log(100):
-        test.update(Outcomes.of(bool(rng.random() < 0.2)))
+        test.update(Outcomes.of([bool(rng.random() < 0.2)]))
         delays += 1
     assert 0.3 * expected < delays < 3 * expected
     assert test.observed == pytest.approx(0.2, abs=0.08)
@@ -126,7 +126,11 @@ def test_a_test_that_is_saved_continues_alike(kind):
         return RateTest(0.05) if kind == "rate" else ExchangeabilityTest(np.full(5, 9), ordered=kind == "images")
 
     def step(test, n):
-        return test.update(Outcomes.of(n % 7 == 0)) if kind == "rate" else test.update(n % 5, tie_breakers(0, n, 1)[0])
+        return (
+            test.update(Outcomes.of([None if n % 11 == 0 else n % 7 == 0]))
+            if kind == "rate"
+            else test.update(n % 5, tie_breakers(0, n, 1)[0])
+        )
 
     one, other = fresh(), fresh()
     for n in range(40):
@@ -140,19 +144,35 @@ def test_drawn_images_are_settled_together_at_their_fair_value():
     # Of 3 images 2 were drawn, at 1/2 and at 1: x = 2, 0, 0. Bets l = 2/3 (q - r) / (r (1 - 2/3 r)), r = 0.1, q = 0.2:
     # l = (2/3) 0.1 / (0.1 (1 - 0.2/3)) = 0.7143; f = (1 + l 1.9) (1 - 0.1 l)²
     test = RateTest(0.1)
-    test.update(Outcomes(np.array([2.0, 0.0]), 3, 2.0))
+    test.update(Outcomes.of([True, False], [2.0, 1.0], images=3, largest=2.0))
     bet = (2 / 3) / (1 - 0.2 / 3)
-    log_f = math.log((1 + 1.9 * bet) * (1 - 0.1 * bet) ** 2)
-    fresh = Capital(1)
-    fresh.settle(np.array([log_f]), count=2)
-    assert test.capital.cusum[2] == pytest.approx(log_f)
-    assert (test.observed, test.capital.seen, fresh.seen) == (pytest.approx(2 / 3), 2, 2)
+    assert test.capital.cusum[2] == pytest.approx(math.log((1 + 1.9 * bet) * (1 - 0.1 * bet) ** 2))
+    assert (test.observed, test.known, test.capital.seen) == (pytest.approx(2 / 3), 2, 2)
+    test.update(Outcomes.of([True, True], [2.0, 2.0], images=3, largest=2.0))
+    assert test.observed == 1.0  # x = 2, 2, 0 on top: 6 / 6 is the most that a rate can be
+    test.update(Outcomes.of([True], [2.0], images=1, largest=2.0))
+    assert test.observed == 1.0  # 8 / 7
 
 
-def test_the_interval_of_whole_outcomes_is_where_two_mixtures_reach_two_over_alpha():
+def test_a_missing_outcome_is_right_for_the_lower_bound_and_wrong_for_the_upper_one():
+    # r = 0.1, q = 0.2: l = 0.1 / 0.09. 8 outcomes are 0, 2 are missing: f = (1 - 0.1 l)^10, whatever the two are
+    test, right, wrong = RateTest(0.1), RateTest(0.1), RateTest(0.1)
+    test.update(Outcomes.of([False] * 8 + [None] * 2))
+    right.update(Outcomes.of([False] * 10))
+    wrong.update(Outcomes.of([False] * 8 + [True] * 2))
+    assert test.capital.cusum[2] == pytest.approx(10 * math.log(1 - 0.1 * 0.1 / 0.09))
+    assert (test.observed, test.known) == (0.0, 8)
+    assert test.interval.at(0.1) == (right.interval.at(0.1)[0], wrong.interval.at(0.1)[1])
+    assert wrong.interval.at(0.1)[1] > right.interval.at(0.1)[1] + 0.1
+    unknown = RateTest(0.1)
+    unknown.update(Outcomes.of([None]))
+    assert (unknown.observed, unknown.known) == (None, 0)
+
+
+def test_the_interval_of_images_that_were_all_drawn_is_where_two_mixtures_reach_two_over_alpha():
     interval = RateInterval()
     for n in range(100):
-        interval.update(Outcomes.of(n % 10 == 0))
+        interval.update(Outcomes.of([n % 10 == 0]))
     low, high = interval.at(0.05)
     a = 0.01 * 2.0 ** np.arange(11)
     b = a / (1 + a)
@@ -167,7 +187,7 @@ def test_the_interval_holds_at_all_times_at_once(rate):
     for _ in range(100):
         interval, outside = RateInterval(), False
         for n, x in enumerate(rng.random(200) < rate, 1):
-            interval.update(Outcomes.of(bool(x)))
+            interval.update(Outcomes.of([bool(x)]))
             if n in (5, 20, 50, 100, 200):
                 low, high = interval.at(0.1)
                 outside |= not low <= rate <= high

@@ -37,3 +37,8 @@ def blobs(n: int, seed: int = 0, c: int = 4, noise: float = 1.0) -> Table:
     label = torch.randint(c, (n,), generator=draw)
     feature = 2.5 * torch.eye(c, c + 2)[label] + noise * torch.randn(n, c + 2, generator=draw)
     return Table(feature=feature, logit=2 * feature[:, :c], label=label, name="blobs")
+
+
+def named(table: Table, prefix: str = "") -> Table:
+    """With names of files as ids."""
+    return table.extended(id=[f"{prefix}{row}.png" for row in range(len(table))])

@@ -1,4 +1,4 @@
-"""Which accepted images to label: rather those that are likely wrong, and the error rate stays unbiased.
+"""Which accepted images to label: more of those that are likely wrong, with weights that keep the error rate unbiased.
 
 Accepted images are in strata by their uncertainty, the fifths of the accepted calibration images. Of m images, k are
 drawn, image i with the probability
@@ -6,9 +6,11 @@ drawn, image i with the probability
     pi_i = min(1, c (1/4 + 3/4 s_i / mean s)),     s_i = sqrt(P(wrong | stratum of i)),     sum_i pi_i = k
 
 P(wrong | stratum) is estimated from earlier labels, and from the calibration images as if 30 of each stratum had been
-labelled. Whatever it is, x_i = drawn_i wrong_i / pi_i has the mean P(wrong). The pivotal method (Deville & Tillé 1998)
-draws exactly k, negatively associated (Brändén & Jonasson 2012): for functions f_i >= 0 that all rise, or all fall,
-E prod f_i(x_i) <= prod E f_i(x_i), so bets on all m images can be settled together.
+labelled. Whatever it is, x_i = drawn_i wrong_i / pi_i has the mean P(wrong). Where errors concentrate at high
+uncertainties, fewer labels reveal a broken guarantee than if all pi were equal; where they do not, about as many
+(`experiments/watch.py`). The pivotal method (Deville & Tillé 1998) draws exactly k, negatively associated (Brändén &
+Jonasson 2012): for functions f_i >= 0 that all rise, or all fall, E prod f_i(x_i) <= prod E f_i(x_i), so bets on all m
+images can be settled together.
 """
 
 from collections.abc import Sequence
@@ -26,8 +28,8 @@ PER_DRAW = 5
 """Labels of one draw: bets on its images are settled when all of them are known."""
 _STRATA = 5
 _WEIGHT = 30.0
-_ALIKE = 0.25
-"""The share of the probability that all images have alike."""
+_EQUAL = 0.25
+"""The part of the probabilities that is equal for all images."""
 
 
 def strata_of(guard: "Guard") -> tuple[list[float], list[list[float]]]:
@@ -52,20 +54,20 @@ def draw(expected: Float64[np.ndarray, "m"], count: int, rng: np.random.Generato
     {0: 1.0, 1: 1.0, 2: 1.0}
     """
     s = np.sqrt(expected)
-    probability = _scaled(_ALIKE + (1 - _ALIKE) * s / s.mean(), count)
+    probability = _scaled(_EQUAL + (1 - _EQUAL) * s / s.mean(), count)
     drawn = _pivotal(probability, rng)
     return {int(place): float(probability[place]) for place in np.flatnonzero(drawn)}
 
 
 def largest_weight(rates: Sequence[float], share: float) -> float:
-    """No 1 / pi is larger, whatever images come: pi is smallest where all others are the most likely ones to be wrong.
+    """An upper bound of 1 / pi for whichever images arrive: one of the safest stratum among images of the riskiest one.
 
     Args:
         rates: P(wrong) of the strata.
         share: k / m.
     """
     s = np.sqrt(np.array(rates))
-    return 1 / (share * float(_ALIKE + (1 - _ALIKE) * s.min() / s.max())) if share < 1 else 1.0
+    return 1 / (share * float(_EQUAL + (1 - _EQUAL) * s.min() / s.max())) if share < 1 else 1.0
 
 
 def _scaled(sizes: Float64[np.ndarray, "m"], count: int) -> Float64[np.ndarray, "m"]:

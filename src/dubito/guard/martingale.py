@@ -12,13 +12,15 @@ densities that are learned from earlier p-values, and 1.
 
 **A rate.** x_n >= 0 has a mean of at most r, whatever came before: a bet is f_n = 1 + l (x_n - r), with 0 <= l < 1 / r.
 Of m images, k may be drawn and labelled (`label_draws`): x = y / pi for these, and 0 for the others. If all pi are
-k / m, the best bet for a rate q is l = (k / m) (q - r) / (r (1 - r k / m)).
+k / m, the best bet for a rate q is l = (k / m) (q - r) / (r (1 - r k / m)). If the label of a drawn image is missing, y
+is 0, which makes f_n no larger than the true y does.
 
 **Where a rate lies.** With x <= h, and a > 0, 0 < b < 1, the means of (1 + a x k / m) / (1 + a r k / m) and of
 (1 - b x / h) / (1 - b r / h) are 1 if r is the mean of x. The first falls with r and the second rises, and so do their
 products over all images and the mean of these over a and over b, which are at most 2 / alpha at all times at once, with
 the probability 1 - alpha: between the two r where they are, lies the mean of x. Draws of k < m count with the bounds
-(1 + a r k / m)^m <= exp(a r k) and (1 - b r / h)^m <= exp(-b r m / h).
+(1 + a r k / m)^m <= exp(a r k) and (1 - b r / h)^m <= exp(-b r m / h). A missing y is 0 in the first, and 1 in the
+second.
 
 **When does it begin?** Nobody knows, so capital is spread over all starts t, with weights pi_t = S(t) - S(t + 1),
 S(t) = log 20 / log(20 + t). After each image, a share J = 0.003 of the capital is spread over all bets anew, as in the
@@ -31,7 +33,7 @@ change after a million images costs 14 units of log-capital more than one at the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -55,27 +57,40 @@ _HIGH_BETS = 1 - 1 / (1 + _LOW_BETS)
 
 
 class Outcomes(NamedTuple):
-    """What is known of some images: x of those that were drawn, and 0 for all others.
+    """What is known of images: y of those that were drawn, with their weights.
 
     Attributes:
-        x: (k) 0, or 1 divided by the probability of the draw.
+        weight: (k) 1 / pi.
+        low: (k) y, and 0 where it is missing.
+        high: (k) y, and 1 where it is missing.
         images: m, how many the k were drawn from.
-        largest: h, which no x can exceed.
+        largest: h, an upper bound of 1 / pi.
     """
 
-    x: Float64[np.ndarray, "k"]
+    weight: Float64[np.ndarray, "k"]
+    low: Float64[np.ndarray, "k"]
+    high: Float64[np.ndarray, "k"]
     images: int
     largest: float
 
     @classmethod
-    def of(cls, y: bool) -> "Outcomes":
-        """That of one image, which was not drawn from others."""
-        return cls(np.array([float(y)]), 1, 1.0)
+    def of(
+        cls,
+        y: Sequence[bool | None],
+        weight: Sequence[float] | None = None,
+        *,
+        images: int | None = None,
+        largest: float = 1.0,
+    ) -> "Outcomes":
+        """From y, None where it is missing; without weights, those of images that were all drawn."""
+        low, high = (np.array([missing if one is None else float(one) for one in y]) for missing in (0.0, 1.0))
+        weights = np.ones(len(y)) if weight is None else np.array(weight, dtype=np.float64)
+        return cls(weights, low, high, len(y) if images is None else images, largest)
 
     @property
     def share(self) -> float:
         """The share that was drawn."""
-        return len(self.x) / self.images
+        return len(self.weight) / self.images
 
 
 @final
@@ -194,8 +209,9 @@ class RateTest:
         bound: The bound r.
 
     Attributes:
-        capital: What bets on a higher rate have won; it has seen as many outcomes as are known.
+        capital: What bets on a higher rate have won.
         interval: Where the rate lies.
+        known: How many outcomes are known, without those that are missing.
         images: How many images outcomes stand for.
         total: The sum of x.
     """
@@ -204,13 +220,13 @@ class RateTest:
         self.bound = bound
         self._rates = np.array([rate for ratio in _RATIOS if (rate := min(ratio * bound, (1 + bound) / 2)) > bound])
         self.capital, self.interval = Capital(len(self._rates)), RateInterval()
-        self.images, self.total = 0, 0.0
+        self.known, self.images, self.total = 0, 0, 0.0
 
     def update(self, outcomes: Outcomes, at: int | None = None) -> None:
         """Take outcomes; `at` is what counts as their place, such as the number of images before them."""
-        r, share, x = self.bound, outcomes.share, outcomes.x
-        self.images += outcomes.images
-        self.total += float(x.sum())
+        r, share, x = self.bound, outcomes.share, outcomes.weight * outcomes.low
+        self.known += int((outcomes.low == outcomes.high).sum())
+        self.images, self.total = self.images + outcomes.images, self.total + float(x.sum())
         bets = share * (self._rates - r) / (r * (1 - share * r))
         log_f = np.log1p(bets[:, None] * (x - r)).sum(1) + (outcomes.images - len(x)) * np.log1p(-bets * r)
         self.capital.settle(log_f, at, len(x))
@@ -218,8 +234,8 @@ class RateTest:
 
     @property
     def observed(self) -> float | None:
-        """The mean of x."""
-        return self.total / self.images if self.images else None
+        """The mean of x, which may exceed 1 where weights differ, and is cut there; too low if outcomes are missing."""
+        return min(1.0, self.total / self.images) if self.known else None
 
     def needed(self, alpha: float) -> tuple[int, float]:
         """About how many more outcomes would refute the bound, at which rate: the observed one, or twice the bound.
@@ -233,14 +249,14 @@ class RateTest:
 
     def to_json(self) -> Json:
         """As plain values."""
-        sums = {"bound": self.bound, "images": self.images, "total": self.total}
+        sums = {"bound": self.bound, "known": self.known, "images": self.images, "total": self.total}
         return {**sums, "capital": self.capital.to_json(), "interval": self.interval.to_json()}
 
     @classmethod
     def from_json(cls, saved: Json) -> "RateTest":
         """What `to_json` returned."""
         test = cls(float(saved["bound"]))
-        test.images, test.total = int(saved["images"]), float(saved["total"])
+        test.known, test.images, test.total = int(saved["known"]), int(saved["images"]), float(saved["total"])
         test.capital, test.interval = Capital.from_json(saved["capital"]), RateInterval.from_json(saved["interval"])
         return test
 
@@ -252,35 +268,35 @@ class RateInterval:
     Attributes:
         log_low: (b) sum of log(1 + a x k / m).
         log_high: (b) sum of log(1 - b x / h).
-        whole: How many images were not drawn from others.
-        drawn: How many were.
-        exposure: Sum of m / h over the draws.
+        complete: How many images are of draws of all images, k = m.
+        sampled: How many were drawn from others, k < m.
+        exposure: Sum of m / h over the draws of k < m.
     """
 
     def __init__(self) -> None:
         self.log_low, self.log_high = np.zeros(len(_LOW_BETS)), np.zeros(len(_HIGH_BETS))
-        self.whole, self.drawn, self.exposure = 0, 0, 0.0
+        self.complete, self.sampled, self.exposure = 0, 0, 0.0
 
     def update(self, outcomes: Outcomes) -> None:
         """Take outcomes."""
-        x = outcomes.x
-        self.log_low += np.log1p(_LOW_BETS[:, None] * outcomes.share * x).sum(1)
-        self.log_high += np.log1p(-_HIGH_BETS[:, None] / outcomes.largest * x).sum(1)
+        low, high = outcomes.weight * outcomes.low, outcomes.weight * outcomes.high
+        self.log_low += np.log1p(_LOW_BETS[:, None] * outcomes.share * low).sum(1)
+        self.log_high += np.log1p(-_HIGH_BETS[:, None] / outcomes.largest * high).sum(1)
         if outcomes.share == 1:
-            self.whole += outcomes.images
+            self.complete += outcomes.images
         else:
-            self.drawn, self.exposure = self.drawn + len(x), self.exposure + outcomes.images / outcomes.largest
+            self.sampled, self.exposure = self.sampled + len(low), self.exposure + outcomes.images / outcomes.largest
 
     def at(self, alpha: float) -> tuple[float, float]:
         """The interval that the rate is ever outside of with the probability alpha at most."""
         most = math.log(2 / alpha)
 
         def too_low(r: float) -> float:
-            log_f = self.log_low - self.whole * np.log1p(_LOW_BETS * r) - _LOW_BETS * r * self.drawn
+            log_f = self.log_low - self.complete * np.log1p(_LOW_BETS * r) - _LOW_BETS * r * self.sampled
             return float(np.logaddexp.reduce(log_f)) - math.log(len(log_f)) - most
 
         def too_high(r: float) -> float:
-            log_f = self.log_high - self.whole * np.log1p(-_HIGH_BETS * r) + _HIGH_BETS * r * self.exposure
+            log_f = self.log_high - self.complete * np.log1p(-_HIGH_BETS * r) + _HIGH_BETS * r * self.exposure
             return most + math.log(len(log_f)) - float(np.logaddexp.reduce(log_f))
 
         return _last_positive(too_low, 0.0), _last_positive(too_high, 1.0)
@@ -294,7 +310,7 @@ class RateInterval:
         """What `to_json` returned."""
         interval = cls()
         interval.log_low, interval.log_high = np.array(saved["log_low"]), np.array(saved["log_high"])
-        interval.whole, interval.drawn = int(saved["whole"]), int(saved["drawn"])
+        interval.complete, interval.sampled = int(saved["complete"]), int(saved["sampled"])
         interval.exposure = float(saved["exposure"])
         return interval
 

@@ -11,8 +11,13 @@ averaged.
 
 Only labels of images that were drawn at random show the error rate: those that `request_labels` names, or all of a
 batch. Images that are likely wrong are drawn more often, and weigh less (`label_draws`). Labels that people send by
-themselves are kept, and tested only if the image is drawn later. Labels are tested in the order of the draw, not in
-that of their arrival, because errors may come sooner, or later, than the rest.
+themselves are kept, and tested only if the image is drawn later. Requested labels are tested in the order of the draw,
+not in that of their arrival, because errors may arrive sooner, or later, than the rest. A label that does not arrive
+is missing: no alarm depends on it, and the interval of the rate allows for any class.
+
+What the watch cannot check: *when* labels are requested, and when labels of a batch or of your own draw are sent, which
+are tested as they arrive, between requested ones. Neither may depend on what the labels show. Follow a schedule, such
+as every day or every 1,000 images; whoever requests labels after complaints labels the errors behind them.
 
 The state is one small file. An update reads it, adds to it and replaces it in one step under a lock: a process may be
 killed at any instant, and several may watch together.
@@ -30,9 +35,9 @@ import torch
 
 from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
-from dubito.guard.martingale import Outcomes, tie_breakers
+from dubito.guard.martingale import tie_breakers
 from dubito.guard.verdict import Decisions, Verdict
-from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of
+from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of, single_request
 from dubito.guard.watch_report import WatchReport, make_report, note_peaks
 from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, write_sealed
 from dubito.threads import Lock
@@ -43,11 +48,15 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 ALPHA = 0.01
-_FORMAT = 5
+_FORMAT = 6
 _FILE = "watch.json"
 _OURS = (LOCK, _FILE, f"{_FILE}{UNFINISHED}")
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
+_MOST = 10_000
+"""Images whose labels are awaited at a time."""
+_UNLABELLED = ("", "?")
+"""Labels of images that cannot be labelled."""
 
 
 @final
@@ -59,17 +68,23 @@ class Watch:
     Args:
         guard: The guard whose decisions are watched.
         folder: Where the state is kept; None keeps it in memory.
-        alpha: The probability of a false alarm, over the whole life.
-        seed: Seed of tie-breaking, and of the images that labels are requested for.
+        alpha: The probability of a false alarm, over the whole life; by default that of the folder, 0.01 for a new one.
+        seed: Seed of tie-breaking, and of the images that labels are requested for; by default that of the folder, 0
+            for a new one.
+
+    Raises:
+        ArtefactError: The folder has the state of another guard, or of another alpha or seed than these.
     """
 
     def __init__(
-        self, guard: "Guard", folder: str | Path | None = None, *, alpha: float = ALPHA, seed: int = 0
+        self, guard: "Guard", folder: str | Path | None = None, *, alpha: float | None = None, seed: int | None = None
     ) -> None:
-        check_number(alpha, "(0, 1)", by="watch", what="alpha", hint="0.01 is usual.")
-        check_number(seed, "[0, inf)", by="watch", what="seed", whole=True, hint="0 is usual.")
-        self.guard, self.folder, self.alpha, self.seed = guard, None if folder is None else Path(folder), alpha, seed
-        self._lock, self._identity = Lock(), f"{guard.fingerprint}, alpha {alpha!r}, seed {seed}"
+        self.guard, self.folder = guard, None if folder is None else Path(folder)
+        saved_alpha, saved_seed = self._saved_settings()
+        self.alpha, self.seed = saved_alpha if alpha is None else alpha, saved_seed if seed is None else seed
+        check_number(self.alpha, "(0, 1)", by="watch", what="alpha", hint="0.01 is usual.")
+        check_number(self.seed, "[0, inf)", by="watch", what="seed", whole=True, hint="0 is usual.")
+        self._lock, self._identity = Lock(), f"{guard.fingerprint}, alpha {self.alpha!r}, seed {self.seed}"
         self._state = WatchMemory.of(guard)
         self._written: tuple[int, ...] = ()
         if self.folder is not None and not (self.folder / _FILE).is_file():
@@ -82,20 +97,16 @@ class Watch:
 
     @classmethod
     def open(cls, guard: "Guard", folder: str | Path) -> "Watch":
-        """The watch whose state is in a folder, with the alpha and the seed that it was made with.
+        """The watch whose state is in a folder, which must be there.
 
         Raises:
             ArtefactError: There is none, or it is of another guard.
         """
-        path = Path(folder) / _FILE
-        if not path.is_file():
+        if not (Path(folder) / _FILE).is_file():
             raise ArtefactError(
                 f"watch: '{folder}' must be the folder of a watch; it has no {_FILE}. Choose another one."
             )
-        with _reading(folder):
-            saved = read_sealed(path, format=_FORMAT)
-            alpha, seed = float(saved["alpha"]), int(saved["seed"])
-        return cls(guard, folder, alpha=alpha, seed=seed)
+        return cls(guard, folder)
 
     def check_guard(self, guard: "Guard", *, by: str) -> None:
         """Raise GuardError if it watches another guard."""
@@ -131,13 +142,16 @@ class Watch:
 
         Args:
             labels: A mapping from image to its class, by number or by name, or a CSV file or a frame of both. Images
-                are named as they were decided on, or by the file's name, if only one has it.
-            drawn: Whether you drew these images at random; those that `request_labels` named are drawn anyway.
+                are named as they were decided on, or by the file's name, if only one has it. "?" stands for an image
+                that cannot be labelled, and in a mapping None and "" do, too; rows of a file or a frame that are still
+                empty are left out.
+            drawn: Whether you drew these images at random; those that `request_labels` named are drawn anyway. Send
+                all labels of a draw, whatever they show.
 
         Raises:
             GuardError: A label is no class of the model.
         """
-        numbers = {str(name): self._class_of(label) for name, label in labels_by_image(labels).items()}
+        numbers = self.check_labels(labels)
         with self._changing() as state:
             files = Counter(Path(name).name for name in state.pending)
             by_file = {file: name for name in state.pending if files[file := Path(name).name] == 1}
@@ -146,33 +160,45 @@ class Watch:
                 if name not in state.pending:
                     state.unknown += 1
                     continue
-                entry = state.pending[name]
-                entry["wrong"] = number != entry["predicted"]
-                if drawn and not entry["requested"]:
-                    self._outcome(state, name, state.pending.pop(name))
+                image = state.pending[name]
+                image["label"] = _compared(image, number)
+                if drawn and not image["requested"]:
+                    self._test(state, single_request(name, state.pending.pop(name)), [image])
             self._settle(state)
             return self._noted(state)
 
-    def request_labels(self, count: int) -> list[str]:
-        """Names of images to label, so many if there are: those that are awaited, and others, drawn among the latest.
+    def check_labels(self, labels: Labels) -> dict[str, int | None]:
+        """What `label` would take note of: classes by image, by their numbers; None for what cannot be labelled.
 
-        Of a risk, they are drawn among those that were accepted, rather where errors are likely; each label speaks for
-        two other images too, which are not drawn again. An image whose label is known already may be drawn, and is not
-        named. A name that comes again while its label is awaited still means the earlier image.
+        Raises:
+            GuardError: A label is no class of the model.
+        """
+        by_image = labels_by_image(labels)
+        if not isinstance(labels, Mapping):
+            by_image = {name: label for name, label in by_image.items() if not _is_empty(label)}
+        return {str(name): self._class_of(label) for name, label in by_image.items()}
+
+    def request_labels(self, count: int) -> list[str]:
+        """Names of `count` images to label, or fewer: those whose labels are awaited, and others, drawn at random.
+
+        Of a risk, they are drawn among the latest accepted images, three for each label, more often where errors are
+        likely; a label speaks for the images that are passed over, too, which are not drawn again. An image whose
+        label is known already may be drawn, and is not named. While its label is awaited, a name stands for the image
+        that was drawn, even if it is used again.
+
+        Call it by a schedule, such as every day or every 1,000 images, and never because of complaints or errors: the
+        probability of a false alarm holds only if the time says nothing about the latest images. Where an image is
+        lost, send None as its label: until then, it is named again.
         """
         by = "watch.request_labels"
         check_number(count, "[1, inf)", by=by, what="count", whole=True, hint="100 are usual.")
-        risk = self.guard.guarantee.kind == "risk"
         with self._changing() as state:
-            names = [
-                name for name, one in state.pending.items() if not one["requested"] and (one["accept"] or not risk)
-            ]
             state.draws += 1
-            request = state.request if risk else state.request_alike
-            request(names, max(0, count - len(state.awaited)), np.random.default_rng([self.seed, state.draws]))
+            more, rng = min(count, _MOST) - len(state.awaited), np.random.default_rng([self.seed, state.draws])
+            state.request(self.guard.guarantee.kind, more, rng)
             self._settle(state)
             self._noted(state)
-            return state.awaited
+            return state.awaited[:count]
 
     def report(self) -> "WatchReport":
         """What the watch has seen so far."""
@@ -193,6 +219,14 @@ class Watch:
                 write_sealed(self.folder / _FILE, made | state.to_json(), compact=True)
                 self._state, self._written = state, _stamp(self.folder / _FILE)
 
+    def _saved_settings(self) -> tuple[float, int]:
+        """Alpha and seed of the state in the folder, or those of a new watch."""
+        if self.folder is None or not (self.folder / _FILE).is_file():
+            return ALPHA, 0
+        with _reading(self.folder):
+            saved = read_sealed(self.folder / _FILE, format=_FORMAT)
+            return float(saved["alpha"]), int(saved["seed"])
+
     def _read(self) -> "WatchMemory":
         assert self.folder is not None  # noqa: S101 (our own invariant)
         path = self.folder / _FILE
@@ -206,7 +240,7 @@ class Watch:
                 return WatchMemory.from_json(saved)
         raise ArtefactError(
             f"watch: '{self.folder}' is of another guard, or of another alpha or seed. Choose another folder, or the "
-            f"same guard, alpha and seed."
+            f"same guard, and leave out alpha and seed."
         )
 
     def _take(self, state: "WatchMemory", name: str, at: Mapping[str, Any], about: Json, *, label: int | None) -> None:
@@ -219,12 +253,13 @@ class Watch:
         predicted = at["classes"]
         state.recent.append([name, about["accept"], predicted, p])
         del state.recent[:-RECENT]
-        entry: Json = {**about, "predicted": predicted, "requested": False, "wrong": None, "at": state.images}
+        image: Json = {**about, "predicted": predicted, "requested": False, "label": "awaited", "at": state.images}
         if self.guard.guarantee.kind == "coverage" or label is not None:
-            self._outcome(state, name, entry | {"wrong": None if label is None else label != predicted})
+            image["label"] = _compared(image, label)
+            self._test(state, single_request(name, image), [image])
         elif name not in state.pending or not state.pending[name]["requested"]:
             state.repeated += state.pending.pop(name, None) is not None
-            state.pending[name] = entry
+            state.pending[name] = image
             state.forget()
         else:
             state.repeated += 1
@@ -232,34 +267,25 @@ class Watch:
         note_peaks(self.guard, state, self.alpha)
 
     def _settle(self, state: "WatchMemory") -> None:
-        for request, known in state.settled_requests():
-            if self.guard.guarantee.kind == "risk":
-                state.take_errors(request, known)
-                self._note_guarantee(state, list(request["weights"])[-1])
-            else:
-                for name, entry in known.items():
-                    self._outcome(state, name, entry)
+        for request, images in state.settled_requests():
+            self._test(state, request, images)
 
-    def _outcome(self, state: "WatchMemory", name: str, entry: Json) -> None:
-        """Test what is known of an image that was not drawn from others."""
-        kind, at = self.guard.guarantee.kind, entry["at"]
-        if kind == "risk" and entry["accept"]:
-            state.take_errors({"weights": {name: 1.0}, "images": 1, "largest": 1.0, "at": at}, {name: entry})
-        elif kind == "coverage" or (kind == "false_alarms" and not entry["wrong"]):
-            state.rate.update(Outcomes.of(not entry["accept"]), at - 1)
-        self._note_guarantee(state, name)
-
-    def _note_guarantee(self, state: "WatchMemory", name: str) -> None:
-        state.note(self.alpha, "guarantee", name, state.rate.capital.log_total, state.rate.capital.since)
+    def _test(self, state: "WatchMemory", request: Json, images: list[Json]) -> None:
+        state.test_outcomes(self.guard.guarantee.kind, request, images)
+        state.note(
+            self.alpha, "guarantee", request["names"][-1], state.rate.capital.log_total, state.rate.capital.since
+        )
 
     def _noted(self, state: "WatchMemory") -> "WatchReport":
         state.note_rate(self.alpha)
         return make_report(self.guard, state, self.alpha)
 
-    def _class_of(self, label: Any) -> int:
+    def _class_of(self, label: Any) -> int | None:
         classes = self.guard.classes
         if isinstance(label, str) and classes is not None and label in classes:
             return list(classes).index(label)
+        if label is None or (isinstance(label, str) and label in _UNLABELLED):
+            return None
         short = isinstance(label, str) and len(label) < 10  # Python refuses to read very long numbers
         if (short and label.isdecimal()) or (isinstance(label, float) and label.is_integer()):
             label = int(label)
@@ -271,8 +297,18 @@ class Watch:
             return int(label)
         raise GuardError(
             f"watch.label: a label must be a class of the model, by its number or its name; got {label!r}. "
-            f"Nothing was changed."
+            f"Nothing was changed. For an image that cannot be labelled, send '?'."
         )
+
+
+def _compared(image: Json, number: int | None) -> str:
+    """What a label says of the prediction."""
+    return "missing" if number is None else "right" if number == image["predicted"] else "wrong"
+
+
+def _is_empty(cell: Any) -> bool:
+    """Whether nobody has filled in a cell of a file or a frame."""
+    return cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell))
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

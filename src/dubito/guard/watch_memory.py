@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
 TITLES = {"uncertainty": "uncertainty", "density": "features", "classes": "predicted classes"}
+KNOWN = ("right", "wrong")
+"""What is known of a prediction once its image has a label."""
 RECENT = 300
 """Images that findings are about, the latest ones."""
 _BINS = 200
 _PENDING = 1000
 """Images that labels may be requested for."""
-_MOST = 10_000
-"""Images that labels are awaited for."""
 _WAITING = 100
-"""Labels that wait for another before it is given up."""
+"""Labels that wait for another before it counts as missing."""
 _HISTORY, _RATES = 512, 64
 
 
@@ -37,10 +37,13 @@ class WatchMemory:
     Attributes:
         edges: Of the strata of accepted images, by uncertainty.
         strata: By stratum, labels and errors among them.
-        requests: Draws of images that labels were requested for, in order: `weights` (1 / pi by name), `images`,
+        requests: Draws of images whose labels were requested, in order: `names`, `weights` (1 / pi), `images`,
             `largest` and `at`, the place of the first image.
-        missing: Labels that did not come, and were given up.
+        pending: By name, images that may be drawn, or were, and are not tested yet: `accept`, `stratum`, `predicted`,
+            `at`, `requested`, and `label`, which is "awaited", "right", "wrong" or "missing".
+        missing: Drawn images that have no label, and will have none.
         repeated: Images of a name that is remembered, of an earlier one.
+        noted: Outcomes of the guarantee, known or missing, at the latest of `rates`.
         peaks: By test, what it showed when its evidence was highest: `log_evidence`, `since`, `words`, `examples`.
         history: Of some numbers of images, the log-evidence of the images and of the guarantee.
         rates: Of some numbers of images, the number of outcomes that were known, their rate and its interval.
@@ -63,6 +66,7 @@ class WatchMemory:
     history: list[list[float]] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
     every: int = 1
+    noted: int = 0
 
     @classmethod
     def of(cls, guard: "Guard") -> "WatchMemory":
@@ -101,72 +105,82 @@ class WatchMemory:
 
     @property
     def awaited(self) -> list[str]:
-        """Images whose labels were requested, and are not known."""
-        names = (name for one in self.requests for name in one["weights"])
-        return [name for name in names if name in self.pending and self.pending[name]["wrong"] is None]
+        """Images whose labels were requested, and are neither known nor missing; the earliest draw first."""
+        names = (name for request in self.requests for name in request["names"])
+        return [name for name in names if self.pending[name]["label"] == "awaited"]
 
-    def request(self, names: list[str], count: int, rng: np.random.Generator) -> None:
-        """Draw `count` of the latest of these images, a few at a time; the others are never drawn again."""
-        count = min(count, len(names))
-        names = names[-PER_LABEL * count :] if count else []
-        rates = [errors / labels for labels, errors in self.strata]
+    def request(self, kind: str, count: int, rng: np.random.Generator) -> None:
+        """Draw `count` images, or fewer, whose labels test a guarantee of this kind, `PER_DRAW` at a time.
+
+        Of a risk, they are drawn among the latest accepted images; those that are passed over are not drawn again.
+        """
+        risk = kind == "risk"
+        names = [name for name, one in self.pending.items() if not one["requested"] and (one["accept"] or not risk)]
+        count = max(0, min(count, len(names)))
+        latest = range(max(0, len(names) - PER_LABEL * count), len(names))
+        places = latest if risk else np.sort(rng.choice(len(names), count, replace=False))
         for before in range(0, count, PER_DRAW):
-            few = min(PER_DRAW, count - before)
-            start, end = (labels * len(names) // count for labels in (before, before + few))
-            some = names[start:end]
-            drawn = draw(np.array([rates[self.pending[name]["stratum"]] for name in some]), few, rng)
-            largest, at = largest_weight(rates, few / len(some)), self.pending[some[0]]["at"]
-            weights = {some[place]: 1 / probability for place, probability in drawn.items()}
-            self.requests.append({"weights": weights, "images": len(some), "largest": largest, "at": at})
-            for name in some:
-                if name in weights:
-                    self.pending[name]["requested"] = True
-                else:
-                    del self.pending[name]
+            labels = min(PER_DRAW, count - before)
+            start, end = (place * len(places) // count for place in (before, before + labels))
+            self._draw([names[place] for place in places[start:end]], labels, rng)
 
-    def request_alike(self, names: list[str], count: int, rng: np.random.Generator) -> None:
-        """Draw `count` of these images, all with the same probability; the others may be drawn later."""
-        for place in sorted(rng.permutation(len(names)).tolist()[:count]):
-            entry = self.pending[names[place]]
-            entry["requested"] = True
-            self.requests.append({"weights": {names[place]: 1.0}, "images": 1, "largest": 1.0, "at": entry["at"]})
+    def _draw(self, pool: list[str], count: int, rng: np.random.Generator) -> None:
+        rates = [errors / labels for labels, errors in self.strata]
+        drawn = draw(np.array([rates[self.pending[name]["stratum"]] for name in pool]), count, rng)
+        request: Json = {"names": [pool[place] for place in drawn], "weights": [1 / one for one in drawn.values()]}
+        largest, at = largest_weight(rates, count / len(pool)), self.pending[pool[0]]["at"]
+        self.requests.append({**request, "images": len(pool), "largest": largest, "at": at})
+        for place, name in enumerate(pool):
+            if place in drawn:
+                self.pending[name]["requested"] = True
+            else:
+                del self.pending[name]
 
-    def settled_requests(self) -> Iterator[tuple[Json, dict[str, Json]]]:
-        """Draws whose labels are there, in order, with what is known of the drawn images.
+    def settled_requests(self) -> Iterator[tuple[Json, list[Json]]]:
+        """Draws whose labels are there, in order, each with its images.
 
-        Whoever takes labels as they come, errors first, say, sees another rate than that of the images. So a label
-        waits for those of images that were drawn before, and a label that `_WAITING` others wait for is given up.
+        Whoever takes labels as they arrive, errors first, say, sees another rate than that of the images. So a label
+        waits for those of images that were drawn before, and a label that `_WAITING` others wait for is missing.
         """
         while self.requests:
-            first = self.requests[0]["weights"]
-            known = {name: self.pending[name] for name in first if name in self.pending}
-            if any(one["wrong"] is None for one in known.values()) and self.waiting < _WAITING:
+            images = [self.pending[name] for name in self.requests[0]["names"]]
+            awaited = [one for one in images if one["label"] == "awaited"]
+            if awaited and self.waiting < _WAITING:
                 return
-            known = {name: one for name, one in known.items() if one["wrong"] is not None}
-            self.missing += len(first) - len(known)
-            for name in first:
-                self.pending.pop(name, None)
-            yield self.requests.pop(0), known
+            for one in awaited:
+                one["label"] = "missing"
+            for name in self.requests[0]["names"]:
+                del self.pending[name]
+            yield self.requests.pop(0), images
 
     @property
     def waiting(self) -> int:
         """Labels that wait for those of images that were drawn before or with them."""
-        return sum(one["requested"] and one["wrong"] is not None for one in self.pending.values())
+        return sum(one["requested"] and one["label"] in KNOWN for one in self.pending.values())
 
-    def take_errors(self, request: Json, known: Mapping[str, Json]) -> None:
-        """Test whether drawn images are wrong. A label that was given up counts as right: alarms stay as rare."""
-        for one in known.values():
-            self.strata[one["stratum"]][0] += 1
-            self.strata[one["stratum"]][1] += bool(one["wrong"])
-        weights = request["weights"].items()
-        x = np.array([weight * bool(name in known and known[name]["wrong"]) for name, weight in weights])
-        self.rate.update(Outcomes(x, request["images"], request["largest"]), request["at"] - 1)
+    def test_outcomes(self, kind: str, request: Json, images: Sequence[Json]) -> None:
+        """Test the outcomes of drawn images that a guarantee of this kind is about.
+
+        An image whose label is missing may or may not be one of them: every bet on it counts as lost, which is the
+        least that it can be worth.
+        """
+        drawn = [(one, weight) for one, weight in zip(images, request["weights"], strict=True) if _concerns(kind, one)]
+        if not drawn:
+            return
+        for one, _ in drawn:
+            if kind == "risk" and one["label"] in KNOWN:
+                self.strata[one["stratum"]][0] += 1
+                self.strata[one["stratum"]][1] += one["label"] == "wrong"
+        y, weights = [_outcome(kind, one) for one, _ in drawn], [weight for _, weight in drawn]
+        self.missing += y.count(None)
+        pool = request["images"] - len(images) + len(drawn)
+        self.rate.update(Outcomes.of(y, weights, images=pool, largest=request["largest"]), request["at"] - 1)
 
     def forget(self) -> None:
-        """Drop the oldest images without a label: first those that no label was requested for."""
-        plain = [name for name, one in self.pending.items() if not one["requested"]]
-        for name in [*plain[: max(0, len(plain) - _PENDING)], *list(self.pending)[: max(0, len(self.pending) - _MOST)]]:
-            self.pending.pop(name, None)
+        """Drop the oldest images that no label was requested for."""
+        names = [name for name, one in self.pending.items() if not one["requested"]]
+        for name in names[: max(0, len(names) - _PENDING)]:
+            del self.pending[name]
 
     def note(self, alpha: float, kind: str, name: str, log_evidence: float, since: int) -> None:
         """The first alarm of a kind, and how evidence grows; of a long history, every second point is dropped."""
@@ -180,13 +194,12 @@ class WatchMemory:
             self.history[-1][2] = self.rate.capital.log_total
 
     def note_rate(self, alpha: float) -> None:
-        """Where the rate lies, if more outcomes are known than before; of many points, every second one is dropped."""
-        outcomes = float(self.rate.capital.seen)
-        if outcomes > (self.rates[-1][1] if self.rates else 0):
-            interval = self.rate.interval.at(alpha / 2)
-            self.rates.append([float(self.images), outcomes, self.rate.observed or 0.0, *interval])
+        """Where the rate lies, if there are more outcomes than before; of many points, every second one is dropped."""
+        if self.rate.capital.seen > self.noted:
+            self.noted, interval = self.rate.capital.seen, self.rate.interval.at(alpha / 2)
+            self.rates.append([float(self.images), float(self.rate.known), self.rate.observed or 0.0, *interval])
             if len(self.rates) > _RATES:
-                self.rates = self.rates[1::2]
+                self.rates = self.rates[::2]
 
     def to_json(self) -> Json:
         """As plain values."""
@@ -203,6 +216,23 @@ class WatchMemory:
         order = [name for name in TITLES if name in saved["tests"]]
         tests = {name: ExchangeabilityTest.from_json(saved["tests"][name]) for name in order}
         return cls(tests, RateTest.from_json(saved["rate"]), **{**plain, "pending": dict(plain["pending"])})
+
+
+def single_request(name: str, image: Json) -> Json:
+    """The draw of one image that was not drawn from others."""
+    return {"names": [name], "weights": [1.0], "images": 1, "largest": 1.0, "at": image["at"]}
+
+
+def _concerns(kind: str, image: Json) -> bool:
+    """Whether a guarantee is about an image: a risk about accepted ones, false alarms about those that are right."""
+    return bool(image["accept"]) if kind == "risk" else kind == "coverage" or image["label"] != "wrong"
+
+
+def _outcome(kind: str, image: Json) -> bool | None:
+    """Whether it is one of those that a guarantee bounds; None where its label is missing."""
+    if kind != "coverage" and image["label"] == "missing":
+        return None
+    return image["label"] == "wrong" if kind == "risk" else not image["accept"]
 
 
 def bin_of(share: float) -> int:

@@ -82,8 +82,8 @@ def _rates(report: WatchReport) -> Figure:
         [Line([0.0, end], [bound] * 2, name="guaranteed", dashed=True), rates],
         x=Axis(0.0, end, name="images"),
         y=Axis(0.0, highest, name=f"{report.rate}, %"),
-        label=f"{report.rate.capitalize()}: {percent(last[2])} from {report.outcomes:,} outcomes, between {low} and "
-        f"{high}; at most {percent(report.guarantee.bound)} are guaranteed.",
+        label=f"{report.rate.capitalize()}: {report.rate_observed}, between {low} and {high}; at most "
+        f"{percent(report.guarantee.bound)} are guaranteed.",
     )
     return drawing, "Is the guarantee kept?", "dashed: guaranteed"
 

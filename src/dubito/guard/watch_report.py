@@ -9,7 +9,7 @@ import numpy as np
 
 from dubito.guard.thresholds import Guarantee, images_needed, needed, percent
 from dubito.guard.verdict import class_name
-from dubito.guard.watch_memory import TITLES, WatchMemory
+from dubito.guard.watch_memory import KNOWN, TITLES, WatchMemory
 from dubito.result import Axes, Result, axes
 from dubito.types import Json
 
@@ -39,11 +39,12 @@ class WatchReport(Result):
         evidence: By test, its capital: 1 at the beginning, and at most 1 / alpha, by Ville, where nothing has changed.
         since: By test, the number of images before the change, if there is one.
         outcomes: How many outcomes of the guarantee are known.
-        observed: Their rate; None without any.
-        interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2.
+        observed: An estimate of their rate, at most 1, that weights each by its draw; too low if labels are missing;
+            None without any.
+        interval: Where the rate lies, at all times at once, at confidence 1 - alpha / 2, whatever missing labels are.
         requested: How many images are still to be labelled.
         waiting: Labels that wait for those of images that were drawn before.
-        missing: Requested labels that did not come, and were given up.
+        missing: Labels of drawn images that did not arrive while 100 others waited for them, or that cannot be known.
         repeated: Images with the name of an earlier one that could have been labelled.
         volunteered: Labels of images that were not drawn at random: they are not tested.
         unknown: Labels whose images the watch does not remember.
@@ -93,6 +94,11 @@ class WatchReport(Result):
         return _RATES[self.guarantee.kind]
 
     @property
+    def rate_observed(self) -> str:
+        """The observed rate, in words."""
+        return _in_outcomes(self.observed or 0.0, self.outcomes, self.missing)
+
+    @property
     def alarm_at(self) -> float:
         """The log-evidence at which an alarm is raised: half of alpha is for the images, half for the guarantee."""
         return math.log(2 / self.alpha)
@@ -109,9 +115,7 @@ class WatchReport(Result):
         """What is tested, and what the labels show."""
         low, high = (percent(one) if 0 < one < 1 else f"{100 * one:.0f} %" for one in self.interval)
         shown = (
-            "none known"
-            if self.observed is None
-            else f"{percent(self.observed)} from {self.outcomes:,} outcomes (at all times within {low} and {high})"
+            "none known" if self.observed is None else f"{self.rate_observed} (at all times within {low} and {high})"
         )
         facts = {
             "guarantee": str(self.guarantee),
@@ -124,7 +128,7 @@ class WatchReport(Result):
         if self.waiting:
             facts["labels waiting"] = f"{self.waiting:,}, for those of images that were drawn before"
         if self.missing:
-            facts["labels given up"] = f"{self.missing:,}, as they did not come: they count as right"
+            facts["labels missing"] = f"{self.missing:,}: no alarm depends on them; the interval allows for any class"
         if self.volunteered:
             facts["labels not tested"] = f"{self.volunteered:,}, of images that were not drawn at random"
         if self.unknown:
@@ -132,7 +136,9 @@ class WatchReport(Result):
                 f"{self.unknown:,}, of images that are not among the latest, or have a label already"
             )
         if self.repeated:
-            facts["names seen before"] = f"{self.repeated:,}: labels are taken to be of the latest image of a name"
+            facts["names seen before"] = (
+                f"{self.repeated:,}: a label is of the image that it was requested for, else of the latest of its name"
+            )
         return facts
 
     def records(self) -> list[dict[str, Any]]:
@@ -174,14 +180,14 @@ def make_report(guard: "Guard", state: WatchMemory, alpha: float) -> WatchReport
         alarms=tuple(state.alarms),
         evidence={name: math.exp(min(one.log_total, 700.0)) for name, one in capitals.items()},
         since={name: one.since for name, one in capitals.items()},
-        outcomes=state.rate.capital.seen,
+        outcomes=state.rate.known,
         observed=state.rate.observed,
         interval=(state.rates[-1][3], state.rates[-1][4]) if state.rates else (0.0, 1.0),
         requested=len(state.awaited),
         waiting=state.waiting,
         missing=state.missing,
         repeated=state.repeated,
-        volunteered=sum(not one["requested"] and one["wrong"] is not None for one in state.pending.values()),
+        volunteered=sum(not one["requested"] and one["label"] in KNOWN for one in state.pending.values()),
         unknown=state.unknown,
         moved=tuple(_moved(guard, state)),
         advice=_advice(guard, state, alpha),
@@ -224,8 +230,13 @@ def _moved(guard: "Guard", state: WatchMemory) -> Iterator[str]:
         yield f"{peak['words']} since image {peak['since'] + 1:,}; most of all {shown}."
     if broken := next((one for one in state.alarms if one["kind"] == "guarantee"), None):
         what, bound = _RATES[guard.guarantee.kind], percent(state.rate.bound)
-        overall = f"{percent(state.rate.observed or 0)} from all {state.rate.capital.seen:,} outcomes"
+        overall = _in_outcomes(state.rate.observed or 0.0, state.rate.known, state.missing)
         yield f"The guarantee is broken: {what} above {bound} since about image {broken['since'] + 1:,} ({overall})."
+
+
+def _in_outcomes(observed: float, outcomes: int, missing: int) -> str:
+    least = "at least " if missing and observed < 1 else ""
+    return f"{least}{percent(observed)} from {outcomes:,} outcomes"
 
 
 def _in_words(guard: "Guard", name: str, latest: list[list[Any]]) -> str:
@@ -259,6 +270,11 @@ def _advice(guard: "Guard", state: WatchMemory, alpha: float) -> str:
     enough = None if wrong is None else images_needed(u, wrong, risk=level, confidence=confidence)
     enough = max(enough or 0, needed(level, confidence), min(len(u), 500))
     then = f"label about {float(f'{enough:.2g}'):,.0f} new images drawn at random and calibrate on them (guard.refit)"
+    if "guarantee" in kinds and guard.guarantee.kind == "risk":
+        return (
+            f"Stop using its verdicts; {then}. Until then, guard.with_risk with a smaller risk accepts less, and "
+            f"guarantees nothing: its threshold is tested on the old calibration images."
+        )
     if "guarantee" in kinds:
-        return f"Stop using its verdicts, or accept less (guard.with_risk); {then}."
+        return f"It refuses more than is guaranteed: {then}."
     return f"The guarantee says nothing about such images: {then}, or label some of them to see whether it is kept."

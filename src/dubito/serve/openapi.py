@@ -161,20 +161,20 @@ def _paths(model: str) -> dict[str, Json]:
 
 
 def _labels() -> Json:
-    labels = {"type": "object", "additionalProperties": {"type": ["integer", "string"]}}
-    summary = "True classes, by number or by name, of images by the ids of their verdicts."
+    labels = {"type": "object", "additionalProperties": {"type": ["integer", "string", "null"]}}
+    summary = "True classes, by number or name, of images by the ids of their verdicts; null for those that have none."
     posted = _without_images(_posted(summary, {"type": "object"}), "The report of the watch.")
     return {**posted, "requestBody": {"required": True, "content": _json(labels)}}
 
 
 def _label_requests() -> Json:
-    summary = "Images to label, so that the watch can test the guarantee: send their true classes to /labels."
+    summary = "Images to label by a schedule, so that the watch can test the guarantee: send their classes to /labels."
     ids = _object({"ids": {"type": "array", "items": _TEXT}})
     posted = _without_images(
-        _posted(summary, ids), "Ids of verdicts: those whose labels are awaited, and others, drawn at random."
+        _posted(summary, ids), "Ids of verdicts: first those whose labels are awaited, then others, drawn at random."
     )
     del posted["requestBody"]
-    return {**posted, "parameters": [_whole("count", "How many images, if so many can be drawn.", LABEL_REQUESTS)]}
+    return {**posted, "parameters": [_whole("count", "How many images at most.", LABEL_REQUESTS)]}
 
 
 def _without_images(posted: Json, answer: str) -> Json:

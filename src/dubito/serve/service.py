@@ -138,11 +138,11 @@ def serve(
         port: Where to listen; 0 is any free port.
         limits: How much it takes on.
         index: An index of the same model, for searches.
-        watch: Folder of a watch that takes note of every image; see `Guard.watch`.
+        watch: Folder of a watch that takes note of every image, new or with its own alpha; see `Guard.watch`.
         key: Whoever does not send it in the header X-API-Key is refused.
 
     Raises:
-        ArtefactError: The port is taken.
+        ArtefactError: The port is taken, or the watch is of another guard.
         ImagesError: The model's transform does not take images, or cannot be sent to worker processes.
     """
     check_number(port, "[0, 65535]", by="serve", what="port", whole=True, hint="0 is any free one.")
