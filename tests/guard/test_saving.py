@@ -17,7 +17,8 @@ from dubito.guard import Guard, PredictionSets
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores.softmax import ScoreOfLogits, max_logit
 from dubito.scores.temperature import Temperature
-from dubito.storage import _digest
+from dubito.storage import RemotePath, sizes_in
+from dubito.storage.files import _digest
 
 from .world import blobs, inputs, labelled, network
 
@@ -226,3 +227,24 @@ def test_missing_and_broken_files_are_reported(saved: tuple[Guard, Path], tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtefactError, match="cannot be"):
         saved[0].save(tmp_path / "file")
+
+
+def test_a_guard_in_a_store_decides_the_same(
+    saved: tuple[Guard, Path], model: WrappedClassifier, bucket: str, tmp_path: Path
+) -> None:
+    guard, _ = saved
+    assert str(guard.save(f"{bucket}/guard")) == f"{bucket}/guard"
+    assert not Path("s3:").exists()
+    loaded = Guard.load(f"{bucket}/guard", model)
+    assert loaded.fingerprint == guard.fingerprint
+    assert loaded(inputs(8)).accept.tolist() == guard(inputs(8)).accept.tolist()
+    guard.with_risk(0.4).save(f"{bucket}/guard")  # replaces it, and leaves no part of the old one behind
+    parts = [name for name in sizes_in(RemotePath(f"{bucket}/guard")) if name.startswith("parts")]
+    assert len(parts) == 1
+    assert Guard.load(f"{bucket}/guard").guarantee.level == 0.4
+    RemotePath(f"{bucket}/guard/{parts[0]}").remove()
+    shutil.rmtree(tmp_path / "copies")
+    with pytest.raises(ArtefactError, match=r"guard in 's3://bucket/guard': parts-.* is missing, damaged or replaced"):
+        Guard.load(f"{bucket}/guard")
+    with pytest.raises(ArtefactError, match=r"no guard in 's3://bucket/none': there is no such folder"):
+        Guard.load(f"{bucket}/none")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.checkpoint import FORMAT, HeadConfig, PretrainedHead, make_card, read_config, read_head, write_head
 from dubito.heads.module import HeadModule
+from dubito.heads.shelf import find_head
 from dubito.table import Provenance
 
 
@@ -351,3 +352,14 @@ def test_it_does_not_pretend():
     assert "Its exact weights were not recorded" in card
     assert "one linear layer" in card
     assert json.dumps("SOURCE:NAME") in card
+
+
+def test_a_head_in_a_store_is_the_head(bucket):
+    assert str(write_head(f"{bucket}/heads/mine", head())) == f"{bucket}/heads/mine"
+    again = find_head(f"{bucket}/heads/mine")
+    assert {key: value.tolist() for key, value in again.module.state_dict().items()} == {
+        key: value.tolist() for key, value in head().module.state_dict().items()
+    }
+    assert again.config.model == "timm:a"
+    with pytest.raises(ArtefactError, match=r"no head in 's3://bucket/heads/none': there is no such folder"):
+        read_head(f"{bucket}/heads/none")

@@ -366,3 +366,14 @@ def test_a_real_kill_leaves_the_old_one(tmp_path):
     assert len(loaded) == 8
     loaded.save(tmp_path)  # the lock of the killed one is free
     assert kinds(tmp_path) == ["index.json", "items", "vectors"]  # what the killed one left is swept away
+
+
+def test_an_index_in_a_store_answers_as_before(index, bucket, tmp_path):
+    before = index.search(some(1), k=4)
+    index.save(f"{bucket}/index")
+    loaded = SafeIndex.load(f"{bucket}/index")
+    assert loaded.search(some(1), k=4).ids.tolist() == before.ids.tolist()
+    assert isinstance(loaded.backend.vectors, np.memmap)
+    (copy,) = (tmp_path / "copies").glob("*/vectors-*")
+    copy.write_bytes(bytes(copy.stat().st_size))  # a damaged copy is fetched again
+    assert SafeIndex.load(f"{bucket}/index").search(some(1), k=4).ids.tolist() == before.ids.tolist()

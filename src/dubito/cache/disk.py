@@ -55,6 +55,7 @@ from dubito.storage import (
     check_empty,
     checksum,
     encode,
+    fetch_ahead,
     forget_copy,
     is_lock,
     local_copy,
@@ -233,13 +234,19 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
         name: The key in every shard; "id" for the names that `pack_strings` packed.
         tail: The shape of one row.
     """
-    columns = [Computed((rows, *tail), partial(_read, shard, name)) for shard, rows in shards]
+    following = [shard for shard, _ in shards[1:]] + [None]
+    columns = [
+        Computed((rows, *tail), partial(_read, shard, then, name))
+        for (shard, rows), then in zip(shards, following, strict=True)
+    ]
     stacked = columns[0] if len(columns) == 1 else Stacked(columns)
     return stacked if name == "id" else Computed(stacked.shape, partial(_widened, stacked))
 
 
-def _read(shard: Shard, name: str, rows: Exact) -> Any:
-    """Some rows of one column of one shard."""
+def _read(shard: Shard, then: Shard | None, name: str, rows: Exact) -> Any:
+    """Some rows of one column of one shard; whoever reads forward needs the shard that follows next."""
+    if then is not None and not isinstance(then.path, Path):
+        fetch_ahead(then.path)
     return take(_names(shard), rows).copy() if name == "id" else _opened(shard)[name][rows]
 
 

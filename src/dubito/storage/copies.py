@@ -13,10 +13,11 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from dubito.errors import ValueRangeError
+from dubito.errors import DubitoError, ValueRangeError
 from dubito.storage.files import UNFINISHED, application_folder, writing
 from dubito.storage.locations import Place, RemotePath
 
@@ -24,6 +25,8 @@ FOLDER, LIMIT = "DUBITO_COPIES", "DUBITO_COPIES_GB"
 _DEFAULT_GB, _KEPT = 20.0, 0.9
 _unchecked = [sys.maxsize]
 """Bytes that this process has fetched since it last looked how much all copies take; at first, it has not looked."""
+_fetching: dict[Path, threading.Thread] = {}
+"""By copy, what fetches it ahead."""
 
 
 def local_copy(place: Place, *, folder: bool = False) -> Path:
@@ -36,11 +39,29 @@ def local_copy(place: Place, *, folder: bool = False) -> Path:
     if isinstance(place, Path):
         return place
     copy = _place_of(place)
+    if thread := _fetching.get(copy):
+        thread.join()
     try:
         os.utime(copy)  # it is in use
     except FileNotFoundError:
         _fetch(place, copy, folder=folder)
     return copy
+
+
+def fetch_ahead(place: Place) -> None:
+    """Fetch the copy of a remote file in a thread, so that it is there, or soon will be, when it is needed."""
+    if isinstance(place, Path) or (copy := _place_of(place)).exists() or copy in _fetching:
+        return
+
+    def fetch() -> None:
+        try:
+            with contextlib.suppress(OSError, DubitoError):  # whoever needs it tries again, and sees the error
+                _fetch(place, copy, folder=False)
+        finally:
+            _fetching.pop(copy, None)
+
+    _fetching[copy] = thread = threading.Thread(target=fetch, name="dubito-copy", daemon=True)
+    thread.start()
 
 
 def forget_copy(place: Place) -> bool:
