@@ -1,10 +1,11 @@
 """Picks and the rounds of a loop: results, what a trainer returns, and a state that people's labels and kills survive.
 
-acquisition.json is replaced in one step after every round. It names the loop that it belongs to: strategy and settings,
-pool, start, count; another loop is refused. Before the first round only the images to begin with are fixed, which
-people may be labelling: a loop that has these in the same pool continues, whatever else differs. Every round draws from
-(seed, round) alone, so a loop that was killed continues with the picks it would have made. picks.csv follows from the
-state: it is written after it, and again when a loop continues. People fill it in; what they wrote stays.
+acquisition.json, sealed by its own hash, is replaced in one step after every round. It names the loop that it belongs
+to: strategy and settings, pool, start, count; another loop is refused. Before the first round only the images to begin
+with are fixed, which people may be labelling: a loop that has these in the same pool continues, whatever else differs.
+Every round draws from (seed, round) alone, so a loop that was killed continues with the picks it would have made.
+picks.csv follows from the state: it is written after it, and again when a loop continues. People fill it in; what they
+wrote stays.
 """
 
 import hashlib
@@ -22,12 +23,13 @@ from dubito.active.labels import add_labels, read_labels, without_label, write_p
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.result import Axes, Result, axes, cell, plain
-from dubito.storage import encode, parse_json, reading, write_json, writing
+from dubito.storage import encode, read_sealed, reading, write_sealed, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
 STATE = "acquisition.json"
 PICKS = "picks.csv"
+_FORMAT = 1
 
 
 @final
@@ -224,7 +226,7 @@ def identity_of(table: Table) -> Json:
 def write_loop(folder: Path, identity: Json, begin: Sequence[str], rounds: list[Round]) -> None:
     """Replace the state of a folder and its picks.csv, whose first lines are the images of the beginning to label."""
     with writing(STATE, folder):
-        write_json(folder / STATE, {"identity": identity, "rounds": plain(rounds)})
+        write_sealed(folder / STATE, {"format": _FORMAT, "identity": identity, "rounds": plain(rounds)})
     first = [{"id": name, "round": "", "u": "", "rank": rank} for rank, name in enumerate(begin, 1)]
     write_picks(folder / PICKS, [*first, *_picked(rounds)])
 
@@ -239,7 +241,7 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
     if not path.exists():
         return []
     with reading(f"'{path}'", "Delete it to start over."):
-        state = parse_json(path.read_bytes())
+        state = read_sealed(path, format=_FORMAT)
         saved, rounds = dict(state["identity"]), [Round.from_json(one) for one in state["rounds"]]
     now = json.loads(json.dumps(identity))
     if differing := [part for part in (now if rounds else ("pool", "start")) if saved.get(part) != now[part]]:
