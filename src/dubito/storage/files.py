@@ -40,6 +40,7 @@ _DESCRIBED = {"manifest.json": "a cache", "guard.json": "a guard", "index.json":
 """What a folder is, by the file that describes it."""
 _BYTES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def write_file(path: Place, data: bytes, *, writer: str | None = None) -> None:
@@ -61,7 +62,8 @@ def write_file(path: Place, data: bytes, *, writer: str | None = None) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what forbids to write may also forbid to remove
+            part.unlink(missing_ok=True)
         if error.errno in _FULL:
             raise DiskFullError(
                 f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is "
@@ -166,7 +168,16 @@ def locked(
         except (OSError, StoreError) as error:
             reason = getattr(error, "strerror", None) or error
             raise refused(f"the folder '{folder}' cannot be written ({reason}). Choose another one.") from error
-        yield
+        try:
+            yield
+        except OSError as error:
+            inside = str(error.filename or "").startswith(str(folder))
+            if error.errno not in _FORBIDDEN or not inside:
+                raise
+            raise refused(
+                f"the folder '{folder}' can no longer be written ({error.strerror}). What was finished is safe: make "
+                f"it writable, and run the same call again."
+            ) from error
 
 
 def check_empty(
