@@ -261,3 +261,12 @@ def test_learning_curves_of_all_seeds():
     with pytest.raises(ValueRangeError, match=r"figure must be one of loss; got 'order'\."):  # nothing was held out
         alone.plot(figure="order")
     plt.close(ax.figure)
+
+
+def test_a_training_in_a_store_is_that_on_the_disk(bucket, tmp_path):
+    table, places = table_of(), (f"{bucket}/head", tmp_path / "head")
+    updates = [train(table, place, **SMALL).updates for place in places]
+    remote, local = (UncertaintyHead.from_pretrained(place).score(table) for place in places)
+    assert torch.equal(remote, local)
+    assert updates[0] == updates[1] > 0
+    assert train(table, places[0], **SMALL).updates == 0  # its state is there

@@ -10,6 +10,7 @@ from typer import Argument, BadParameter, Option
 
 import dubito
 from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings
+from dubito.storage import Place, to_place
 
 if TYPE_CHECKING:
     from dubito.heads import Recipe
@@ -21,7 +22,7 @@ _FIT = "fit"
 @command
 def train(
     screen: Screen,
-    caches: Annotated[list[Path], Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.")],
+    caches: Annotated[list[Place], Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.")],
     *,
     to: Annotated[str, option("A name, which `dubito list heads` will show, or a path.", "NAME|DIR")],
     seeds: Annotated[str, option("One head for each seed.", "N,N,...")] = "1",
@@ -137,7 +138,7 @@ def _split(table: "dubito.Table", held_out: str | None) -> tuple["dubito.Table",
 
     if held_out is None:
         return table, None
-    if not Path(held_out).exists():
+    if not to_place(held_out).exists():
         try:
             share = float(held_out)
         except ValueError as error:
@@ -150,10 +151,10 @@ def _split(table: "dubito.Table", held_out: str | None) -> tuple["dubito.Table",
     return table, watched
 
 
-def _place(to: str) -> tuple[Path, str]:
+def _place(to: str) -> tuple[Place, str]:
     """The folder, and what `--head` calls it: a bare name is one on the shelf."""
     from dubito.heads.shelf import local_folder
 
     if "/" in to or "\\" in to or Path(to).is_dir():
-        return Path(to), str(Path(to))
+        return to_place(to), str(to_place(to))
     return local_folder() / to, to

@@ -12,7 +12,6 @@ import math
 import time
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -29,7 +28,7 @@ from dubito.heads.losses import HeadLoss, head_loss
 from dubito.heads.module import HeadModule, start_at_classes
 from dubito.heads.recipe import Recipe, target_column
 from dubito.heads.stream import Stream, dropped
-from dubito.storage import locked, read_tensors, reading, tensors_digest, write_tensors
+from dubito.storage import Place, locked, read_tensors, reading, tensors_digest, write_tensors
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_same_model
@@ -62,7 +61,7 @@ class Run:
         module: HeadModule,
         seed: int,
         held_out: Table | None,
-        folder: Path | None,
+        folder: Place | None,
         processes: Processes | None = None,
     ) -> None:
         losses = target_column(table, recipe)
@@ -174,7 +173,7 @@ class Run:
         write_tensors(self.folder / STATE, tensors | {"losses": self._losses}, notes)
         self._saved = time.monotonic()
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, path: Place) -> None:
         with reading(f"'{path}'", "Delete it to train from the beginning."):
             tensors, notes = read_tensors(path)
             now = json.loads(json.dumps(self._identity))

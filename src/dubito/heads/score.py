@@ -14,6 +14,7 @@ and transfers to other data sets. Its values are an order, not probabilities: co
       .lock               held while a training writes here, as in each seed's folder; left over, it means nothing
 """
 
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -42,7 +43,7 @@ from dubito.heads.workers import joined, leading
 from dubito.metrics import MedianSpread, RankedScore, median_spread
 from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes, plain
-from dubito.storage import locked, parse_json, write_json
+from dubito.storage import Place, locked, parse_json, to_place, write_json
 from dubito.table import Table, check_table
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_choice
@@ -121,7 +122,7 @@ class UncertaintyHead(Score):
         table: Table,
         *,
         held_out: Table | None = None,
-        folder: Path | None = None,
+        folder: Place | None = None,
         progress: bool = False,
         processes: Processes | None = None,
     ) -> "Training":
@@ -177,11 +178,11 @@ class UncertaintyHead(Score):
                 f"Extract with {model.name} and train a head on that, or load the weights that the head belongs to."
             )
 
-    def save_pretrained(self, to: str | Path, *, dtype: DiskType = "float32", **about: Any) -> Path:
+    def save_pretrained(self, to: str | Place, *, dtype: DiskType = "float32", **about: Any) -> Place:
         """Write model.safetensors, config.json and a model card into a folder.
 
         Args:
-            to: The folder.
+            to: The folder, or its address.
             dtype: Type of the weights on disk; float16 halves the size and keeps three digits.
             about: Further entries of the config: measured={...}, licence="...", trained={"corpus": "..."}.
         """
@@ -194,7 +195,7 @@ class UncertaintyHead(Score):
         return push_to_hub(self.pretrained(dtype=dtype, **(about or {})), repo_id, **hub)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **hub: Any) -> "UncertaintyHead":
+    def from_pretrained(cls, name: str | Place, **hub: Any) -> "UncertaintyHead":
         """A head by name (`dubito list heads`), folder, authors' file, or id on the Hugging Face hub."""
         return cls.of(find_head(name, **hub))
 
@@ -282,7 +283,7 @@ class Training(Result):
 
     heads: tuple[UncertaintyHead, ...]
     histories: tuple[list[Json], ...]
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Place, ...] = ()
     updates: int = 0
     beside: dict[str, dict[str, RankedScore]] = field(default_factory=dict)
     losses: str = ""
@@ -382,7 +383,7 @@ class Training(Result):
 
 def train(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     table: Table,
-    to: str | Path | None = None,
+    to: str | Place | None = None,
     *,
     seeds: Sequence[int] = (1,),
     recipe: Recipe | None = None,
@@ -404,7 +405,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     Args:
         table: A table from `dubito.extract`, ideally of several augmented epochs, or from arrays; join several with
             `dubito.concat`.
-        to: Folder of the heads and their states; None saves nothing.
+        to: Folder of the heads and their states, or its address; None saves nothing.
         seeds: One head is trained for each; the paper uses 1 to 5.
         recipe: Settings of the training; by default the paper's, scaled to the table.
         width: Width of the hidden layers.
@@ -434,12 +435,13 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         training: Training = follow(group, table.column("feature"), table.name)
         return training
     heads = [UncertaintyHead(width, depth, seed, recipe or Recipe()) for seed in seeds]
-    with leading(processes, group, table) as together, nullcontext() if to is None else locked(Path(to)):
-        training = _trained(heads, table, None if to is None else Path(to), held_out, together, progress, about)
+    place = None if to is None else to_place(to)
+    with leading(processes, group, table) as together, nullcontext() if place is None else locked(place):
+        training = _trained(heads, table, place, held_out, together, progress, about)
         if held_out is not None:
             training = replace(training, beside=beside_softmax(training.head, held_out))
-        if to is not None:
-            _write_report(Path(to), training)
+        if place is not None:
+            _write_report(place, training)
         if together is not None:
             together.finish(training)
     return training
@@ -448,7 +450,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
 def _trained(
     heads: Sequence[UncertaintyHead],
     table: Table,
-    to: Path | None,
+    to: Place | None,
     held_out: Table | None,
     processes: Processes | None,
     progress: bool,
@@ -473,7 +475,7 @@ def _trained(
     )
 
 
-def _write_report(to: Path, training: Training) -> None:
+def _write_report(to: Place, training: Training) -> None:
     """Write training.json; its time `finished` changes if and only if this call trained a seed."""
     try:
         before = parse_json((to / TRAINING).read_bytes())
@@ -481,9 +483,10 @@ def _write_report(to: Path, training: Training) -> None:
         before = None
     finished = before.get("finished") if isinstance(before, dict) and not training.updates else None
     report = training.to_dict()
-    report["folders"] = [folder.relative_to(to).as_posix() for folder in training.folders]
+    report["folders"] = [folder.name for folder in training.folders]
     # A seed's state is written with its last step and never again.
-    last = max((folder / STATE).stat().st_mtime for folder in training.folders)
+    states = [folder / STATE for folder in training.folders]
+    last = max(state.stat().st_mtime if isinstance(state, Path) else time.time() for state in states)
     report["finished"] = finished or datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
     if report != before:
         write_json(to / TRAINING, report)
