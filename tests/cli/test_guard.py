@@ -302,6 +302,9 @@ def test_watch_takes_images_asks_for_labels_and_remembers(run: Run, labelled: Pa
         assert text in run("watch", tmp_path / "guard", *options).err
     wrong = run("watch", tmp_path / "guard", "--alpha", 0.05)
     assert (wrong.code, "is of another guard, or of another alpha or seed" in wrong.err) == (1, True)
+    state = ("--state", tmp_path / "state")
+    assert run("watch", tmp_path / "guard", "--alpha", 0.05, *state, "--json").json["alpha"] == 0.05
+    assert run("watch", tmp_path / "guard", *state, "--json").json["alpha"] == 0.05  # that of the state
 
 
 def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path, tmp_path: Path) -> None:
@@ -314,14 +317,11 @@ def test_watch_ends_with_3_once_the_guarantee_is_broken(run: Run, labelled: Path
     assert codes[0] == 0
     assert codes[-1] == 3
     shown = run("watch", tmp_path / "guard").out
-    assert (
-        "The guarantee is broken: refused images above 50 % since about image 1 (100 % from all 48 outcomes)." in shown
-    )
+    assert "The guarantee is broken: refused images above 50 % since about image 1 (100 % from 48 outcomes)." in shown
     page, watch = tmp_path / "r.html", ("--guard", tmp_path / "guard", "--watch", tmp_path / "guard.watch")
     report = run("report", labelled, "--to", page, *watch, "--json").json["watch"]["advice"]
     for text in (shown, run("watch", tmp_path / "guard", "--json").json["advice"], report, page.read_text()):
-        assert "`dubito guard with-risk`" in text  # what to do next, as commands
-        assert "`dubito guard refit`" in text
+        assert "`dubito guard refit`" in text  # what to do next, as commands
         assert "guard.refit" not in text
 
 
@@ -351,6 +351,9 @@ def test_labels_are_requested_filled_in_and_tested(run: Run, watched: Path, othe
     shown = run("watch", watched, "--request-labels", 2)
     assert f"label these: {names[2]}, {names[3]}" in shown.out
     assert "2, for those of images that were drawn before" in shown.out
+    to.write_text("\n".join(["path,label", *(f"{name},?" for name in names[2:])]))  # cannot be labelled
+    third = run("watch", watched, "--labels", to, "--json")
+    assert (third.json["outcomes"], third.json["missing"], third.json["requested"]) == (2, 2, 0)
 
 
 def test_what_cannot_be_done_with_labels_changes_nothing(run: Run, watched: Path, others: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Exit, Option
 
@@ -11,9 +11,13 @@ from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
 from dubito.cli.audit import SOMETHING_WRONG
+from dubito.storage import Place
 
-_Folder = Annotated[Path, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
-_To = Annotated[Path, option("A new folder, or the folder of a guard to replace.", "DIR")]
+if TYPE_CHECKING:
+    from dubito.guard import Watch
+
+_Folder = Annotated[Place, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
+_To = Annotated[Place, option("A new folder, or the folder of a guard to replace.", "DIR")]
 
 
 @command
@@ -32,7 +36,7 @@ def fit(
     ] = None,
     score: options.Scores = [],
     train: Annotated[
-        Path | None,
+        Place | None,
         Option("--learn-from", metavar="CACHE", help="Images that scores learn from; by default a part of CACHE."),
     ] = None,
     sets: Annotated[
@@ -84,7 +88,7 @@ def refit(
     screen: Screen,
     guard: _Folder,
     cache: Annotated[
-        Path, Argument(metavar="CACHE", help="Labelled images, drawn at random from those that are to come.")
+        Place, Argument(metavar="CACHE", help="Labelled images, drawn at random from those that are to come.")
     ],
     *,
     to: _To,
@@ -151,7 +155,7 @@ def run(
         opened = None if cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if cached else _with_model(screen, guard, model, load)
     with screen.waiting("deciding" if cached else "running the model"):
-        decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
+        decisions = loaded.decide(dubito.open(images) if cached else loaded.predict(opened))
     written = {"csv": csv and decisions.to_csv(csv)}
     screen.show(decisions.limited(top), written=written, guard=str(guard))
 
@@ -172,7 +176,10 @@ def watch(
     to: Annotated[
         Path | None, option("Write the images to label as CSV, to fill in and pass with --labels.", "FILE.csv")
     ] = None,
-    alpha: Annotated[float, option("Probability of a false alarm, over the whole life.")] = 0.01,
+    alpha: Annotated[
+        float | None,
+        option("Probability of a false alarm, over the whole life.", show_default="that of the state, 0.01 if new"),
+    ] = None,
     state: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
     model: options.OtherModel = None,
     load: options.ModelOptions,
@@ -188,17 +195,15 @@ def watch(
         options.check_folder_first(guard, images, "guard.json", ("GUARD", "IMAGES"))
     if images is None or cached:
         options.check_no_model(model, load)
-    known = {} if labels is None else _filled_in(screen, labels)
     with screen.waiting("loading the guard" if images is None or cached else "loading guard and model"):
         opened = None if images is None or cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if opened is None else _with_model(screen, guard, model, load)
-        loaded.watch(alpha=alpha).label(known)  # in memory: labels that are no class are refused before IMAGES count
-        place = guard.resolve()
-        watched = loaded.watch(state or place.with_name(f"{place.name}.watch"), alpha=alpha)
+        watched = loaded.watch(state or _beside(guard), alpha=alpha)
+        known = {} if labels is None else _filled_in(screen, watched, labels)  # refused before IMAGES count
     written: dict[str, Path | None] = {}
     if images is not None:
         with screen.waiting("deciding" if cached else "running the model"):
-            decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(opened))
+            decisions = loaded.decide(dubito.open(images) if cached else loaded.predict(opened))
             watched.update(decisions)
         written["csv"] = csv and decisions.to_csv(csv)
     if labels is not None:
@@ -235,14 +240,21 @@ def _check_watch_options(
         raise BadParameter(f"--to: '{to}' exists, and labels that were filled in would be lost. Choose another file.")
 
 
-def _filled_in(screen: Screen, path: Path) -> dict[str, str]:
+def _beside(guard: Place) -> Path:
+    """Where the state of a watch is kept by default."""
+    if not isinstance(guard, Path):
+        raise BadParameter(f"--state: the GUARD '{guard}' is not on this machine. Choose a folder here for the state.")
+    place = guard.resolve()
+    return place.with_name(f"{place.name}.watch")
+
+
+def _filled_in(screen: Screen, watched: "Watch", path: Path) -> dict[str, int | None]:
     """The labels of a file, by image, without those that nobody has filled in yet."""
     from dubito.data.labels import labels_by_image
 
-    labels = {str(image): label for image, label in labels_by_image(path).items()}
-    known = {image: label for image, label in labels.items() if label}
-    if len(known) < len(labels):
-        screen.note(f"--labels: {len(labels) - len(known):,} of {len(labels):,} images have no label yet.")
+    known, rows = watched.check_labels(path), len(labels_by_image(path))
+    if len(known) < rows:
+        screen.note(f"--labels: {rows - len(known):,} of {rows:,} images have no label yet.")
     return known
 
 
@@ -270,14 +282,14 @@ def export(
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
 
 
-def _check_place(to: Path) -> None:
+def _check_place(to: Place) -> None:
     """Raise where no guard can be written, before anything that takes long."""
     from dubito.guard.guard import FOLDER
 
     FOLDER.check_place(to)
 
 
-def _with_model(screen: Screen, folder: Path, name: str | None, load: options.ModelOptions) -> "dubito.Guard":
+def _with_model(screen: Screen, folder: Place, name: str | None, load: options.ModelOptions) -> "dubito.Guard":
     """The guard with its model, which it names unless `--model` does."""
     model = load.load_stored(screen, name, dubito.Guard.load(folder), f"the guard in '{folder}'")
     return dubito.Guard.load(folder, model)
