@@ -14,7 +14,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser check examples format docs bench clean
+.PHONY: help setup demo test browser check examples format docs bench faults clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -79,6 +79,10 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(if $(DATA),$(BIN)/python benchmarks/gradient.py --data $(DATA))
 	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
 	$(if $(DATA),$(BIN)/python benchmarks/serve.py --data $(DATA))
+
+# One thread per process: several of them run at the same time.
+faults: $(READY)  ## kill, stop, fill, damage and disconnect everything at 300 random instants, and count what is lost
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.run
 
 clean:  ## remove what was built, and the environment
 	rm -rf .venv site demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
