@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import dubito
 from dubito.engines import RayEngine
 from dubito.errors import EngineError, SkippedImagesWarning
+from dubito.storage import RemotePath, sizes_in
 from tests.cache.conftest import contents, image_folder
 
 from .conftest import SETTINGS, every_probe
@@ -23,10 +25,15 @@ _QUICK = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(s3_server, tmp_path_factory):
     import ray  # noqa: PLC0415 (its import takes seconds)
     from ray.cluster_utils import Cluster  # noqa: PLC0415
 
+    settings = pytest.MonkeyPatch()  # nodes keep the environment in which they start
+    settings.setenv("AWS_ENDPOINT_URL", s3_server)
+    settings.setenv("DUBITO_COPIES", str(tmp_path_factory.mktemp("copies")))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        settings.setenv(name, "test")
     head = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
@@ -35,6 +42,7 @@ def cluster():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    settings.undo()
 
 
 class Sleepy:
@@ -121,3 +129,18 @@ def test_a_killed_node_costs_nothing(cluster, model, photos, tmp_path):
     killer.join()
     assert len(cluster.list_all_nodes()) == 2
     assert contents(cache) == contents(tmp_path / "local")
+
+
+def test_nodes_that_share_nothing_but_a_store(cluster, model, photos, bucket, tmp_path):
+    source = RemotePath(f"{bucket}/photos")
+    for path in photos.rglob("*"):
+        if path.is_file():
+            (source / path.relative_to(photos).as_posix()).upload(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of images that cannot be decoded
+        extract(model, photos, tmp_path / "local")
+        extract(model, str(source), f"{bucket}/cache", engine="ray")
+    stored, local = RemotePath(f"{bucket}/cache"), tmp_path / "local"
+    names = {name for name in sizes_in(stored) if not name.startswith(".lock")}
+    assert names == {name for name in sizes_in(local) if not name.startswith(".lock")}  # with checksums of the content
+    assert (stored / "manifest.json").read_bytes() == (local / "manifest.json").read_bytes()
