@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.arrays import ArrayImages, open_npz, position_ids
+from dubito.data import image_set
+from dubito.data.arrays import ArrayImages, open_npz
+from dubito.data.image_set import PositionIds
 from dubito.errors import ImagesError
 from dubito.types import Images
 
@@ -171,10 +173,22 @@ def test_workers_get_large_arrays_through_shared_memory():
 
 
 def test_position_ids_sort_as_numbers():
-    ids = position_ids(1_000_001)
+    ids = PositionIds(1_000_001)
     assert ids[:2] == ("0000000", "0000001")
     assert sorted(ids) == list(ids)
-    assert position_ids(1) == ("000000",)
+    assert (ids[-1], len(ids), len(pickle.dumps(ids)) < 200) == ("1000000", 1_000_001, True)
+    assert PositionIds(1) == ("000000",)
+    assert PositionIds(2) == ["000000", "000001"]
+    assert PositionIds(2) != PositionIds(3)
+    with pytest.raises(IndexError):
+        PositionIds(2)[2]
+
+
+def test_a_digest_is_the_same_whatever_is_hashed_at_once(monkeypatch):
+    images = ArrayImages(images=np.arange(7 * 48, dtype=np.uint8).reshape(7, 4, 4, 3))
+    whole = images.digest()
+    monkeypatch.setattr(image_set, "_HASHED", 3)
+    assert images.digest() == whole == image_set.hash_images(images.ids, images.contents(range(7)))
 
 
 def test_digest_reports_pixels_from_inputs_of_the_same_bytes():

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.image_set import ImageSet, hash_array, hash_bytes, in_threads, some
+from dubito.data.image_set import ImageSet, PositionIds, hash_array, hash_bytes, in_threads, some
 from dubito.data.labels import LabelValues, to_labels
 from dubito.errors import ImagesError
 from dubito.storage import reading
@@ -68,7 +68,7 @@ class ArrayImages(ImageSet):
         self.ready = images is None
         _check_pixels(self._rows, name, ready=self.ready)
         numbers, names = (None, classes) if labels is None else to_labels(labels, f"labels of {name}", classes)
-        ids = position_ids(len(self._rows)) if ids is None else ids
+        ids = PositionIds(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
         if len(self.ids) != len(self._rows):
             raise ImagesError(
@@ -126,12 +126,6 @@ def open_npz(path: Place, part: str | None = None) -> ArrayImages:
     images = ArrayImages(**small, name=name)
     images._mapped = mapped  # workers map the same bytes instead of receiving a copy
     return images
-
-
-def position_ids(n: int) -> tuple[str, ...]:
-    """Names for images that have none: positions, zero-padded to at least six digits so that they sort."""
-    width = max(6, len(str(n - 1)))
-    return tuple(f"{i:0{width}}" for i in range(n))
 
 
 def _as_array(values: Array | Tensor | None, name: str) -> Array:

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
-from dubito.data.arrays import position_ids
 from dubito.data.decode import decode, read_content, to_rgb
-from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
+from dubito.data.image_set import ImageSet, PositionIds, check_labels, check_unique, hash_array, hash_bytes, in_threads
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 from dubito.storage.locations import to_place
 from dubito.threads import kept_random_states
@@ -48,7 +47,7 @@ class DatasetImages(ImageSet):
         self.dataset, self.name = dataset, name or f"data set {type(dataset).__name__}"
         self._below, self._items, self._plain = _below_subsets(dataset)
         self.draws = type(dataset) not in (list, tuple)
-        self.ids = ids or _file_ids(self._below, self._items) or position_ids(len(dataset))
+        self.ids = ids or _file_ids(self._below, self._items) or PositionIds(len(dataset))
         check_unique(self.ids, self.name)
         names: Any = getattr(self._below, "classes", None)
         named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)

@@ -218,8 +218,9 @@ class PositionIds(Sequence[str]):
         return f"{chosen:0{self._width}}" if isinstance(chosen, int) else tuple(map(self.__getitem__, chosen))
 
     def __eq__(self, other: object) -> bool:
-        same_length = isinstance(other, Sequence) and len(self) == len(other)
-        return same_length and all(one == another for one, another in zip(self, other, strict=True))
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        return all(one == another for one, another in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -20,10 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from dubito.data.archives import unwrap
-from dubito.data.arrays import position_ids
 from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
 from dubito.data.files import FileImages, listed_ids
-from dubito.data.image_set import ImageSet, hash_bytes, some
+from dubito.data.image_set import ImageSet, PositionIds, hash_bytes, some
 from dubito.data.labels import LABEL_COLUMNS, PATH_COLUMNS, Listing, to_labels
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, MissingPackageError
 from dubito.storage import reading
@@ -235,9 +234,9 @@ def _ids(tables: Sequence[_ParquetTable], shards: Sequence[str] | None) -> Seque
         if all(names) and len(set(names)) == len(names):
             return names
     if shards is None:
-        return position_ids(sum(table.rows for table in tables))
+        return PositionIds(sum(table.rows for table in tables))
     parts = zip(shards, tables, strict=True)
-    return [f"{shard}/{position}" for shard, table in parts if table.rows for position in position_ids(table.rows)]
+    return [f"{shard}/{position}" for shard, table in parts if table.rows for position in PositionIds(table.rows)]
 
 
 def _open(place: Place) -> Any:

@@ -22,12 +22,11 @@ from PIL import Image
 from torch import Tensor
 
 from dubito.data.archives import unwrap
-from dubito.data.arrays import position_ids
 from dubito.data.dataset import DatasetImages
 from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
 from dubito.data.files import FileImages
 from dubito.data.frames import FeatureColumns, is_hugging_face, open_columns
-from dubito.data.image_set import SIZE, ImageSet, hash_bytes
+from dubito.data.image_set import SIZE, ImageSet, PositionIds, hash_bytes
 from dubito.data.labels import PATH_COLUMNS, Listing, label_column, path_column
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, first_words
 from dubito.storage import encode
@@ -68,7 +67,7 @@ def open_streaming(dataset: Any) -> "StreamImages | FileImages | DatasetImages":
     n = len(cells)
     unique = (values[key] for key in names if all(values[key]) and len(set(values[key])) == n)
     labels, classes = columns.labels(values[columns.label] if columns.label else [])
-    return StreamImages(stream.select_columns([image]), cells, next(unique, position_ids(n)), labels, classes)
+    return StreamImages(stream.select_columns([image]), cells, next(unique, PositionIds(n)), labels, classes)
 
 
 @final
