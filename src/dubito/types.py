@@ -229,8 +229,10 @@ class Score(ABC):
         self.check_fitted()
         self.check_provenance(table)
         batches = finite_batches(self.batches(table), table.name, by=f"{self.name}.score")
-        parts = [self.score_batch(batch).double() for batch in batches]
-        u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        u, start = torch.empty(len(table), dtype=torch.float64), 0
+        for batch in batches:  # filled in place: many small parts would keep freed memory between them from being used
+            u[start : start + len(batch)] = self.score_batch(batch)
+            start += len(batch)
         return finite(u, f"{self.name}.score of {table.name}")
 
     def learn(self, table: Table) -> None:  # noqa: B027 (nothing to learn is a fine default)
