@@ -16,8 +16,9 @@ streams.
                    are drawn as often as the risk allows
     delay          300 unchanged images (once 10,000), then changed ones: how many of these until the alarm, the median
                    of 20 streams; null where most streams have none within 700
-    labels         how many labels until the alarm of the guarantee, the median of 20 streams, where wrong images are
-                   1.5 or 2 times as frequent as the risk allows: as the watch requests them, and of images drawn alike
+    labels         how many labels until the alarm of the guarantee, the median of 60 streams, where wrong images are
+                   1.5 or 2 times as frequent as the risk allows: as the watch requests them ("requested"), and of
+                   images that are drawn with equal probabilities ("equal")
 
 Beside "watch", all of its tests together, are martingales of other packages on the same uncertainties, each with all of
 alpha: crepes' SimpleJumper, SleeperStayer and their CompositeMartingale on its semi-online p-values, and MAPIE's jumper
@@ -34,6 +35,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +55,7 @@ from dubito.table import Table, concat
 
 EXPECTED = Path(__file__).parent / "expected" / "watch.json"
 ALPHA = 0.01
-KNOWN, BEFORE, LATE, AFTER, GUARDS, REPEATS = 1000, 300, 10_000, 700, 20, 20
+KNOWN, BEFORE, LATE, AFTER, GUARDS, REPEATS, LABEL_REPEATS = 1000, 300, 10_000, 700, 20, 20, 60
 RISK, BROKEN, LONGEST = 0.1, (1.5, 2.0), 6000
 """Error rates of a broken guarantee as multiples of the risk, and images of such a stream."""
 MOST = 400
@@ -142,7 +144,7 @@ def study(population: Table, changes: dict[str, Change], streams: int, name: str
     detectors: dict[str, Detector] = peers()
     alarms: dict[str, list[bool]] = {key: [] for key in ("watch", "labels", *detectors)}
     delays: dict[str, dict[str, list[float]]] = {kind: {key: [] for key in ("watch", *detectors)} for kind in changes}
-    labels: dict[str, dict[str, list[float]]] = {f"{ratio:g}": {"requested": [], "alike": []} for ratio in BROKEN}
+    labels: dict[str, dict[str, list[float]]] = {f"{ratio:g}": {"requested": [], "equal": []} for ratio in BROKEN}
     for seed in track(range(GUARDS), name):
         rng = np.random.default_rng(seed)
         known = population.rows(torch.from_numpy(rng.integers(len(population), size=KNOWN)))
@@ -156,10 +158,10 @@ def study(population: Table, changes: dict[str, Change], streams: int, name: str
             chosen = with_errors(usual, wrong, RISK, 600, rng)
             alarms["labels"].append(labels_until_alarm(guard, rows(usual, chosen), wrong[chosen], None) is not None)
         for ratio, by in labels.items():
-            for key, counts in by.items():
+            for key, _ in product(by, range(LABEL_REPEATS // GUARDS)):
                 chosen = with_errors(usual, wrong, float(ratio) * RISK, LONGEST, rng)
-                alike = rng if key == "alike" else None
-                counts.append(labels_until_alarm(guard, rows(usual, chosen), wrong[chosen], alike) or math.inf)
+                equal = rng if key == "equal" else None
+                by[key].append(labels_until_alarm(guard, rows(usual, chosen), wrong[chosen], equal) or math.inf)
         for kind, change in changes.items():
             both = concat([population.select("logit", "feature"), change.table.select("logit", "feature")])
             new = guard.decide(both)
@@ -167,8 +169,8 @@ def study(population: Table, changes: dict[str, Change], streams: int, name: str
                 before = rows(usual, rng.integers(len(population), size=change.before))
                 after = rows(new, change.draw(len(population), AFTER, rng))
                 for key, alarm in detected(guard, [before, after], detectors, seed).items():
-                    found = alarm is not None and alarm >= change.before
-                    delays[kind][key].append(alarm - change.before + 1 if found and alarm is not None else math.inf)
+                    delay = math.inf if alarm is None or alarm < change.before else alarm - change.before + 1
+                    delays[kind][key].append(delay)
     return {
         "images": len(population),
         "false_alarms": {key: round(float(np.mean(one)), 4) for key, one in alarms.items()},
@@ -196,22 +198,22 @@ def with_errors(decisions: Decisions, wrong: np.ndarray, rate: float, n: int, rn
 
 
 def labels_until_alarm(
-    guard: Guard, decisions: Decisions, wrong: np.ndarray, alike: np.random.Generator | None
+    guard: Guard, decisions: Decisions, wrong: np.ndarray, equal: np.random.Generator | None
 ) -> int | None:
-    """Labels until the guarantee is found broken, five at a time, for a third of the accepted images of every 300."""
+    """Labels until the alarm that the guarantee is broken, five at a time, for a third of the accepted images of every 300."""
     watch = guard.watch(alpha=2 * ALPHA)
     predicted, accepted = decisions.predicted[:, 0].tolist(), decisions.accept.numpy()
     for start in range(0, len(wrong), 300):
         part = np.arange(start, min(start + 300, len(wrong)))
         watch.update(replace(rows(decisions, part), ids=[str(row) for row in part]))
         count = int(accepted[part].sum()) // 3
-        if alike is None:
+        if equal is None:
             names = watch.request_labels(count)
         else:
-            names = [str(row) for row in alike.permutation(part[accepted[part]])[:count]]
+            names = [str(row) for row in equal.permutation(part[accepted[part]])[:count]]
         for first in range(0, count, 5):
             truth = {name: predicted[int(name)] ^ int(wrong[int(name)]) for name in names[first : first + 5]}
-            report = watch.label(truth, drawn=alike is not None)
+            report = watch.label(truth, drawn=equal is not None)
             if any(alarm["kind"] == "guarantee" for alarm in report.alarms):
                 return report.outcomes
     return None
@@ -239,7 +241,7 @@ def detected(guard: Guard, parts: list[Decisions], detectors: dict[str, Detector
 
 def peers() -> dict[str, Detector]:
     """Martingales of other packages, as far as they are installed."""
-    found: dict[str, Detector] = {}
+    detectors: dict[str, Detector] = {}
     try:
         from crepes.martingales import (  # noqa: PLC0415 (optional)
             CompositeMartingale,
@@ -248,7 +250,7 @@ def peers() -> dict[str, Detector]:
             semi_online_p_values,
         )
     except ImportError:
-        return found
+        return detectors
 
     def p_values(calibration: np.ndarray, new: np.ndarray, seed: int) -> np.ndarray:
         return np.asarray(semi_online_p_values(np.concatenate([calibration, new]), seed=seed))[len(calibration) :]
@@ -260,13 +262,13 @@ def peers() -> dict[str, Detector]:
 
         return detect
 
-    found["crepes jumper"] = by_crepes(SimpleJumper)
-    found["crepes sleeper"] = by_crepes(SleeperStayer)
-    found["crepes composite"] = by_crepes(lambda: CompositeMartingale([SimpleJumper(), SleeperStayer()]))
+    detectors["crepes jumper"] = by_crepes(SimpleJumper)
+    detectors["crepes sleeper"] = by_crepes(SleeperStayer)
+    detectors["crepes composite"] = by_crepes(lambda: CompositeMartingale([SimpleJumper(), SleeperStayer()]))
     try:
         from mapie.exchangeability_testing import OnlineMartingaleTest  # noqa: PLC0415 (optional)
     except ImportError:
-        return found
+        return detectors
 
     def by_mapie(calibration: np.ndarray, new: np.ndarray, seed: int) -> int | None:
         test = OnlineMartingaleTest(test_level=ALPHA, warn=False)
@@ -275,8 +277,8 @@ def peers() -> dict[str, Detector]:
                 return number
         return None
 
-    found["mapie jumper"] = by_mapie
-    return found
+    detectors["mapie jumper"] = by_mapie
+    return detectors
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws of images to label: as many as asked for, each with its probability, and bets on them that stay fair."""
+"""Draws of images to label: as many as requested, each with its probability, and bets on them that stay fair."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_probabilities_by_hand():
 
 
 @pytest.mark.parametrize(("images", "count"), [(15, 5), (7, 6), (5, 5), (1, 1), (40, 1)])
-def test_as_many_as_asked_for_with_their_probabilities(images, count):
+def test_as_many_as_requested_with_their_probabilities(images, count):
     rng = np.random.default_rng(1)
     expected = rng.random(images) ** 4 + 1e-3
     drawn = [draw(expected, count, rng) for _ in range(800)]
