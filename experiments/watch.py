@@ -200,7 +200,7 @@ def with_errors(decisions: Decisions, wrong: np.ndarray, rate: float, n: int, rn
 def labels_until_alarm(
     guard: Guard, decisions: Decisions, wrong: np.ndarray, equal: np.random.Generator | None
 ) -> int | None:
-    """Labels until the alarm that the guarantee is broken, five at a time, for a third of the accepted images of every 300."""
+    """Labels until the alarm of the guarantee, five at a time, for a third of the accepted images of every 300."""
     watch = guard.watch(alpha=2 * ALPHA)
     predicted, accepted = decisions.predicted[:, 0].tolist(), decisions.accept.numpy()
     for start in range(0, len(wrong), 300):
