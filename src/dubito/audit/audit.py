@@ -8,6 +8,7 @@ the same images shows to be better by far more than chance. Nothing about the mo
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final, get_args
 
@@ -247,7 +248,7 @@ def _add_own_size(
     predictions: list[transforms.TransformedPredictions],
     model: Classifier,
     images: Subset,
-    groups: list[list[int]],
+    groups: Sequence[Sequence[int]],
     finite: Bool[Tensor, "n"],
     workers: int,
 ) -> Outcome:

@@ -5,7 +5,7 @@ process that computes with the same number of threads. Blocks are idempotent: th
 its bytes, and a shard appears under its name in one step, so a block may be run twice, also at the same time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,7 @@ from dubito.cache.disk import FILE, ROWS, Shard
 from dubito.cache.labels import check_model_classes, compared_rows
 from dubito.cache.probe_runner import Columns, ProbeRunner
 from dubito.data import Augmented
-from dubito.data.image_set import SIZE, ImageSet
+from dubito.data.image_set import Hashes, ImageSet
 from dubito.engines import Block
 from dubito.errors import CacheError, EngineError, ImagesError, StaleCacheError
 from dubito.storage import Place
@@ -160,7 +160,7 @@ class BlockRunner:
             return {}
         return {row % len(self.originals): one for row, one in zip(images, contents_of([rows]), strict=True)}
 
-    def check_content(self, image: int, content: bytes, recorded: dict[int, bytes]) -> None:
+    def check_content(self, image: int, content: bytes, recorded: Mapping[int, bytes] | Hashes) -> None:
         """Raise StaleCacheError for an image whose content is not what was recorded."""
         if recorded[image] != content:
             raise StaleCacheError(
@@ -176,13 +176,13 @@ class BlockRunner:
         first, *others = [self.images.ids[index] for index in (images[0], images[-1])] if images else ["none"]
         return f"images '{first}' to '{others[0]}'" if len(images) > 1 else f"image '{first}'"
 
-    def _groups(self, block: Block) -> list[list[int]]:
+    def _groups(self, block: Block) -> list[Sequence[int]]:
         """A block's images in batches; once its rows are there, only those that can be decoded."""
         rows = self.rows.get(block.number)
         skipped = {index for index, *_ in rows.notes()["skipped"]} if rows else set()
         # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
         groups = runner.in_batches(block.images, self.batch_size)
-        return [[index for index in group if index not in skipped] for group in groups]
+        return [[index for index in group if index not in skipped] for group in groups] if skipped else groups
 
     def _extract(self, block: Block, stream: Iterable[runner.Batch]) -> list[Shard]:
         """Run the missing probes over one block and write its missing shards, the rows first."""
@@ -253,7 +253,6 @@ class BlockRunner:
         return disk.write_shard(self.folder, kind, number, columns, notes)
 
 
-def contents_of(rows: Sequence[Shard]) -> list[bytes]:
+def contents_of(rows: Sequence[Shard]) -> Hashes:
     """The hash of the content of every image, also of those that could not be decoded."""
-    data = b"".join(disk.each(lambda shard: shard.read()["content"].numpy().tobytes(), rows))
-    return [data[start : start + SIZE] for start in range(0, len(data), SIZE)]
+    return Hashes(b"".join(disk.each(lambda shard: shard.read()["content"].numpy().tobytes(), rows)))

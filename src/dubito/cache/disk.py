@@ -44,7 +44,7 @@ from dubito.cache.labels import label_table
 from dubito.choices import LabelSpace
 from dubito.data.augment import Augmented
 from dubito.data.files import is_image
-from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts, in_threads
+from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_series, in_threads
 from dubito.data.labels import Labels
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.models.load import as_classifier
@@ -381,7 +381,7 @@ def identity(
     parts = {
         **model_identity(model).model_parts,
         "count": len(originals),
-        "ids": hash_parts(*map(encode, originals.ids)).hex(),
+        "ids": hash_series(map(encode, originals.ids)).hex(),
         "images": None if hashed else originals.digest(),
         "labels": _UNLABELLED,
     }

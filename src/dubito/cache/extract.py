@@ -17,6 +17,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -289,11 +290,13 @@ class _Extraction:
             now = {**self.manifest.identity, "images": originals.digest()}
             disk.check_identity(self.folder, self.manifest.identity, now)
         elif isinstance(originals, ImageSet):
-            recorded: dict[int, bytes] = {}
+            read = bytearray(len(originals))  # which images: once each, though epochs repeat them
             for block in complete:
-                recorded |= self.work.recorded(self._indices(block), self.shards[ROWS, block])
-            for image, content in zip(recorded, originals.contents(list(recorded)), strict=True):
-                self.work.check_content(image, content, recorded)
+                recorded = self.work.recorded(self._indices(block), self.shards[ROWS, block])
+                images = [image for image in recorded if not read[image]]
+                for image, content in zip(images, originals.contents(images), strict=True):
+                    self.work.check_content(image, content, recorded)
+                    read[image] = True
 
     def _indices(self, block: int) -> range:
         size = self.manifest.shard_size
@@ -326,10 +329,9 @@ class _Extraction:
                 self.manifest.probes[name][HEAD] = self.shards[HEAD, 0].name
         if self.work.hashed:
             contents, n = contents_of(rows), len(self.work.originals)
-            recorded = dict(enumerate(contents[:n]))
-            for row, content in enumerate(contents[n:]):  # augmented images must be the same in every epoch
-                self.work.check_content(row % n, content, recorded)
-            self.manifest.identity["images"] = hash_images(self.work.originals.ids, contents[:n])
+            for row in range(n, len(contents)):  # augmented images must be the same in every epoch
+                self.work.check_content(row % n, contents[row], contents)
+            self.manifest.identity["images"] = hash_images(self.work.originals.ids, islice(contents, n))
         disk.remove_leftovers(self.folder)  # of workers of this run that were killed
         self.manifest.write(self.folder)
 

@@ -59,13 +59,13 @@ def default_workers(images: Images) -> int:
     return min(cores(), _MOST_WORKERS)
 
 
-def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:
-    """Consecutive indices, `size` at a time.
+def in_batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Consecutive indices, `size` at a time; those of a range are ranges, which take no memory.
 
-    >>> in_batches(range(5), 2)
-    [[0, 1], [2, 3], [4]]
+    >>> in_batches(range(5), 2), in_batches([7, 8, 9], 2)
+    ([range(0, 2), range(2, 4), range(4, 5)], [[7, 8], [9]])
     """
-    return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Batch:
 def open_stream(
     images: Images,
     transform: Transform,
-    groups: list[list[int]],
+    groups: Sequence[Sequence[int]],
     *,
     hashed: bool = False,
     workers: int = 0,
@@ -140,7 +140,7 @@ def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:
 
 
 def batches(
-    images: Images, transform: Transform, groups: list[list[int]], workers: int, *, hashed: bool = False
+    images: Images, transform: Transform, groups: Sequence[Sequence[int]], workers: int, *, hashed: bool = False
 ) -> Generator[Batch, None, None]:
     """Prepared batches, one per group of indices, in the order of the groups; the workers start at once.
 
@@ -182,7 +182,7 @@ def _raised(items: Iterator[Batch | DubitoError]) -> Generator[Batch, None, None
 class _Reader(Dataset[Any]):
     """One item is one batch: read and stacked in the worker, so that one tensor crosses to the main process."""
 
-    def __init__(self, images: Images, transform: Transform, groups: list[list[int]], *, hashed: bool) -> None:
+    def __init__(self, images: Images, transform: Transform, groups: Sequence[Sequence[int]], *, hashed: bool) -> None:
         self.images, self.transform, self.groups, self.hashed = images, transform, groups, hashed
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class _Reader(Dataset[Any]):
         except DubitoError as error:
             return error  # raised in the main process, where its one sentence is not buried in a worker's traceback
 
-    def _read(self, group: list[int]) -> Batch:
+    def _read(self, group: Sequence[int]) -> Batch:
         tensors: list[Tensor] = []
         batch = Batch()
         for index in group:

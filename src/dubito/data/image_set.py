@@ -6,7 +6,7 @@ Hashes are BLAKE2b with 16 bytes; that of a set is over its ordered ids and the 
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, final, overload
 
@@ -191,6 +191,38 @@ class Labelled(View):
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """As the set below has them."""
         return self._below.contents(rows)
+
+
+@final
+class Hashes(Sequence[bytes]):
+    """Hashes of many images in one buffer, where each takes no more than its own bytes.
+
+    >>> Hashes(b"a" * 16 + b"b" * 16)[1]
+    b'bbbbbbbbbbbbbbbb'
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._data = bytearray(data)
+
+    def __len__(self) -> int:
+        return len(self._data) // SIZE
+
+    @overload
+    def __getitem__(self, index: int, /) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice, /) -> bytes | list[bytes]:
+        chosen = range(len(self))[index]
+        if not isinstance(chosen, int):
+            return [self[row] for row in chosen]
+        return bytes(self._data[chosen * SIZE : (chosen + 1) * SIZE])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (bytes(self._data[start : start + SIZE]) for start in range(0, len(self._data), SIZE))
+
+    def append(self, content: bytes) -> None:
+        """Add the hash of one more image."""
+        self._data += content
 
 
 @final

@@ -26,7 +26,7 @@ from dubito.data.dataset import DatasetImages
 from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
 from dubito.data.files import FileImages
 from dubito.data.frames import FeatureColumns, is_hugging_face, open_columns
-from dubito.data.image_set import SIZE, ImageSet, PositionIds, hash_bytes
+from dubito.data.image_set import Hashes, ImageSet, PositionIds, hash_bytes
 from dubito.data.labels import PATH_COLUMNS, Listing, label_column, path_column
 from dubito.errors import BrokenImageError, DubitoError, ImagesError, first_words
 from dubito.storage import encode
@@ -64,7 +64,7 @@ def open_streaming(dataset: Any) -> "StreamImages | FileImages | DatasetImages":
         stream = columns.undecoded(plain)
         cells = _CellHashes(image)
         values = _read_columns(stream.select_columns([image, *noted]), noted, cells)
-    n = len(cells)
+    n = len(cells.hashes)
     unique = (values[key] for key in names if all(values[key]) and len(set(values[key])) == n)
     labels, classes = columns.labels(values[columns.label] if columns.label else [])
     return StreamImages(stream.select_columns([image]), cells, next(unique, PositionIds(n)), labels, classes)
@@ -101,7 +101,7 @@ class StreamImages(ImageSet):
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of the bytes of each image; bytes in the stream itself were hashed when it was opened."""
         if not self._cells.paths:
-            return [self._cells[row] for row in rows]
+            return [self._cells.hashes[row] for row in rows]
         with kept_random_states():
             return [self._content(row)[1] for row in rows]
 
@@ -115,7 +115,7 @@ class StreamImages(ImageSet):
 
     def _content(self, index: int) -> tuple[bytes | OSError, bytes]:
         content, hashed = _parse(self._cell(index))
-        if hashed != self._cells[index]:
+        if hashed != self._cells.hashes[index]:
             raise ImagesError(
                 f"row {index} of a {self.name} is another image than when it was opened. The stream must have the same "
                 f"rows in the same order each time: shuffle it with a seed; if its files have changed, open it again."
@@ -141,24 +141,19 @@ class _CellHashes:
 
     Attributes:
         column: The name of the column.
+        hashes: The hashes of its cells.
         paths: Whether there are cells that hold the path of an image instead of its bytes.
     """
 
     def __init__(self, column: str) -> None:
-        self.column, self.paths, self._hashes = column, False, bytearray()
-
-    def __len__(self) -> int:
-        return len(self._hashes) // SIZE
-
-    def __getitem__(self, row: int) -> bytes:
-        return bytes(self._hashes[row * SIZE : (row + 1) * SIZE])
+        self.column, self.paths, self.hashes = column, False, Hashes()
 
     def add(self, cells: Sequence[Any]) -> None:
         """Append the hashes of further cells."""
         for cell in cells:
             content, hashed = _parse(cell)
             self.paths |= isinstance(content, str)
-            self._hashes += hashed
+            self.hashes.append(hashed)
 
 
 @final
