@@ -191,10 +191,10 @@ class Workers:
         for rank in range(1, self._size):
             command = [sys.executable, "-c", _START, str(rank), *arguments]
             environment = {**os.environ, "PYTHONPATH": paths}
+            nowhere = subprocess.DEVNULL
             # A session of its own: Ctrl-C is for this process, with which the workers end.
-            self._all.append(
-                subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
-            )
+            started = subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, start_new_session=True)  # noqa: S603
+            self._all.append(started)
         self._wait(store)
         return Group(store, 0, self._size, host=_HOST)
 
@@ -238,6 +238,8 @@ def work() -> None:
     """The life of a worker process."""
     rank, meeting, size, threads, parent, name = sys.argv[1:]
     folder = Path(meeting).parent
+    if os.getppid() != int(parent):
+        _end_with(int(parent), folder)
     threading.Thread(target=_end_with, args=(int(parent), folder), daemon=True).start()
     torch.set_num_threads(int(threads))
     store = dist.FileStore(meeting, int(size))
@@ -245,14 +247,16 @@ def work() -> None:
     store.set(f"ready-{rank}", "")
     try:
         follow(Group(store, int(rank), int(size), host=_HOST), features, name)
-    except LostProcessError:
-        sys.exit(1)  # another process has failed, which reports it
+    except LostProcessError:  # another process has failed: process 0 reports it, or has ended, which is seen shortly
+        time.sleep(2 * _END_SECONDS)
+        sys.exit(1)
 
 
 def _end_with(parent: int, folder: Path) -> None:
     """End this process when the one that has started it has ended, and remove what that could not remove any more."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    time.sleep(_END_SECONDS)  # a worker that begins now would wait for a folder that is gone
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
