@@ -19,7 +19,6 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO, final, get_args, get_origin
 
-import click
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, BadParameter, Option
@@ -390,31 +389,22 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-@final
-class _PlaceType(click.Path):
-    """A path; where `remote`, also an address such as s3://bucket/cache."""
-
-    def __init__(self, *, remote: bool) -> None:
-        super().__init__(path_type=Path)
-        self.remote = remote
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not is_url(value):
-            return super().convert(value, param, ctx)
-        if not self.remote:
-            self.fail(f"it must be on this machine; got '{value}'. Pass a path.", param, ctx)
-        return to_place(value)
+def _parse_path(text: str) -> Path:
+    """A path on this machine."""
+    if is_url(text):
+        raise BadParameter(f"it must be on this machine; got '{text}'. Pass a path.")
+    return Path(text)
 
 
 def _with_places(annotation: Any) -> Any:
-    """An annotation whose paths are converted by `_PlaceType`: typer knows paths, and no addresses."""
+    """An annotation whose paths and addresses are parsed here: typer knows paths alone, and takes s3://b for one."""
     if get_origin(annotation) is not Annotated or "Path" not in str(annotation):
         return annotation
     kind, info = get_args(annotation)
     info = copy.copy(info)
-    info.click_type = _PlaceType(remote="RemotePath" in str(kind))
+    info.parser = to_place if "RemotePath" in str(kind) else _parse_path
     several, absent = get_origin(kind) is list, type(None) in get_args(kind)
-    return Annotated[list[Path] if several else Path | None if absent else Path, info]
+    return Annotated[list[str] if several else str | None if absent else str, info]
 
 
 def _fields(group: Any) -> list[inspect.Parameter]:
@@ -426,6 +416,7 @@ def _fields(group: Any) -> list[inspect.Parameter]:
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

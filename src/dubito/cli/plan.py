@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from typer import Option
+
 from dubito.cli._console import Screen, command, option
 
 
@@ -36,7 +38,7 @@ def plan(
     workers: Annotated[int | None, option("Number of workers; otherwise enough for --hours.", "N")] = None,
     hours: Annotated[float | None, option("Hours that it may take: 24 by default.", "H")] = None,
     epochs: Annotated[int, option("How often every image is extracted.", "N", min=1)] = 1,
-    simulated: Annotated[bool, option("Also simulate workers, failures and delays.")] = False,
+    simulated: Annotated[bool, Option("--simulated", help="Also simulate workers, failures and delays.")] = False,
 ) -> None:
     """Compute workers, hours, bytes and cost of an extraction, and what limits it next."""
     from dubito.cache.plan import Cluster, simulate
