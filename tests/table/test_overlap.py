@@ -256,3 +256,14 @@ def test_a_sketch_of_other_images_raises_no_false_alarm() -> None:
     for seed in range(3):
         x = sketch(Table(feature=features(21_000, seed)))
         assert not len(shared_rows(Table(feature=x[:1000]), Table(feature=x[1000:])).here)
+
+
+def test_shared_images_do_not_make_the_grid_coarse(monkeypatch):
+    """Of features that are mostly zero, many rows are zero in a few columns; rows of one image must not hide that."""
+    monkeypatch.setattr(_shared, "_IN_CELL", 16)
+    draw = torch.Generator().manual_seed(0)
+    one, other = ((torch.randn(20_000, 48, generator=draw) - 0.7).relu() for _ in range(2))
+    other[::20] = one[-1000:]
+    shared = shared_rows(Table(feature=one), Table(feature=other))
+    assert shared.here.tolist() == list(range(19_000, 20_000))
+    assert shared.there.tolist() == list(range(0, 20_000, 20))

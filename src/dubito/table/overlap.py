@@ -250,9 +250,12 @@ def _choose_grid(sample: Float[Tensor, "s d"], reach: Float[Tensor, "s d"], rows
 def _grid(sample: Float[Tensor, "s d"], widths: Float[Tensor, "d"], rows: int) -> tuple[_Grid, float]:
     """Columns that separate the sample with cells of these widths, and the share of pairs in the same cell."""
     factors = torch.randint(-(2**62), 2**62, widths.shape, generator=torch.Generator().manual_seed(0)) | 1
-    cells = _Grid(torch.arange(len(widths)), widths, factors).cells(sample)
+    every = _Grid(torch.arange(len(widths)), widths, factors)
+    cells = every.cells(sample)
+    # Images that both tables share, and copies, are in the same cell whatever the columns are: one of each counts.
+    cells = cells[_first_rows(every.keys(cells))]
     alone = torch.tensor([_collisions(column) for column in cells.T])
-    chosen, keys = [], torch.zeros(len(sample), dtype=torch.long)
+    chosen, keys = [], torch.zeros(len(cells), dtype=torch.long)
     measured = expected = 1.0
     for column in alone.argsort()[:_TRIED].tolist():
         separated = keys + cells[:, column] * factors[column]
@@ -271,6 +274,14 @@ def _collisions(keys: Int[Tensor, "s"]) -> float:
     """The share of pairs of rows that have the same key."""
     counts = torch.unique(keys, return_counts=True)[1].double()
     return float((counts * (counts - 1)).sum()) / max(1, len(keys) * (len(keys) - 1))
+
+
+def _first_rows(keys: Int[Tensor, "s"]) -> Int[Tensor, "u"]:
+    """The first row of every key, in the order of the keys."""
+    order = keys.argsort(stable=True)
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = keys[order][1:] != keys[order][:-1]
+    return order[first]
 
 
 def _file(table: Table, column: str, grid: _Grid) -> Pairs:
@@ -311,10 +322,8 @@ def _least_ratio(parts: list[Matches]) -> Matches:
     here, there, ratio = (torch.cat(part) for part in zip(*parts, strict=True))
     order = there.argsort(stable=True)
     order = order[ratio[order].argsort(stable=True)]
-    order = order[here[order].argsort(stable=True)]
-    first = torch.ones(len(order), dtype=torch.bool)
-    first[1:] = here[order][1:] != here[order][:-1]
-    return here[order][first], there[order][first], ratio[order][first]
+    best = order[_first_rows(here[order])]
+    return here[best], there[best], ratio[best]
 
 
 def _finite_rows(
