@@ -1,5 +1,6 @@
 """What all children need, imported once in the process that they are forked from, which runs no thread."""
 
+import s3fs  # noqa: F401
 import torch
 import torch._dynamo
 import torch.nested

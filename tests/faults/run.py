@@ -46,7 +46,7 @@ FOLDERS = {
     "watch": 32,
 }
 """Faults of each part by default."""
-OTHERS = {"database": "DatabasePart"}
+OTHERS = {"store": "StorePart", "database": "DatabasePart"}
 """Parts with a module of their own, which is imported when it is needed."""
 RESULTS = {"lost": LOST, "silent": SILENT, "hangs": HUNG, "unnamed": UNNAMED}
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
