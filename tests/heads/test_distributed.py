@@ -19,7 +19,7 @@ from dubito.heads.loop import STATE
 from dubito.heads.recipe import Recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.stream import Stream
-from dubito.heads.workers import Workers, joined, launched, met, receive_column, send_column
+from dubito.heads.workers import Workers, agreed_name, joined, launched, receive_column, send_column
 from dubito.table import Table
 from dubito.table.views import Computed, chosen_rows, concat
 
@@ -152,13 +152,13 @@ def test_processes_that_are_started_again_meet_although_old_keys_are_there(monke
     store, names = HashStore(), []
     for _ in range(3):
         with ThreadPoolExecutor(3) as pool:
-            running = [pool.submit(met, store, rank, 3) for rank in range(3)]
+            running = [pool.submit(agreed_name, store, rank, 3) for rank in range(3)]
             names.append({one.result() for one in running})
     assert [len(one) for one in names] == [1, 1, 1]
     assert len(set.union(*names)) == 3
     monkeypatch.setattr(workers, "_JOIN_SECONDS", 0.2)
     with pytest.raises(TimeoutError):  # the keys of processes 1 and 2 are there, but they are not
-        met(store, 0, 3)
+        agreed_name(store, 0, 3)
 
 
 def test_torchrun_is_recognised(monkeypatch):
@@ -189,7 +189,7 @@ def test_workers_are_started_again_a_few_times_at_most(monkeypatch):
 
     def connect(self):
         starts.append(self)
-        raise LostProcessError("a worker process could not be started. Train in one process.")
+        raise LostProcessError("train: a worker process could not be started. Use fewer.")
 
     monkeypatch.setattr(Workers, "connect", connect)
     with pytest.raises(LostProcessError, match="could not be started, although workers had been started again 3 times"):

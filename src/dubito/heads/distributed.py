@@ -231,7 +231,7 @@ class Processes:
 
     @contextlib.contextmanager
     def surviving(self) -> Iterator[None]:
-        """The loss of a process ends the block, and the next training that begins starts new ones, if it still may."""
+        """Where a process is lost inside, end the block early, and have `begin` start new ones; raise if it may not."""
         try:
             yield
         except LostProcessError:

@@ -83,7 +83,7 @@ def joined(processes: int | None) -> Group | None:
         else:
             store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
         store = dist.PrefixStore(f"dubito/{next(_numbers)}", store)
-        return Group(dist.PrefixStore(met(store, rank, size), store), rank, size)
+        return Group(dist.PrefixStore(agreed_name(store, rank, size), store), rank, size)
     except (LostProcessError, RuntimeError, TimeoutError) as error:
         raise LostProcessError(
             f"train: not all of the {size} processes of torchrun met within {_JOIN_SECONDS:.0f} s. Every one of them "
@@ -91,7 +91,7 @@ def joined(processes: int | None) -> Group | None:
         ) from error
 
 
-def met(store: "Store", rank: int, size: int) -> str:
+def agreed_name(store: "Store", rank: int, size: int) -> str:
     """A name that these very processes agree on, once all are there.
 
     The store of torchrun outlives the processes that it starts again, and so does what earlier ones have written.
@@ -154,10 +154,10 @@ def leading(processes: int | None, group: Group | None, table: Table) -> Iterato
             try:
                 yield Processes(processes, start=workers.connect, restarts=_RESTARTS)
             except LostProcessError as error:
+                reason = workers.end() or str(error).removeprefix("train: ").partition(". ")[0]
                 raise LostProcessError(
-                    f"train: {workers.end() or str(error).partition('. ')[0]}, although workers had been started again "
-                    f"{_RESTARTS} times. Use fewer processes if memory is short. What a folder holds is safe: the same "
-                    f"call continues from there."
+                    f"train: {reason}, although workers had been started again {_RESTARTS} times. Use fewer processes "
+                    f"if memory is short. What a folder holds is safe: the same call continues from there."
                 ) from error
 
 
@@ -203,7 +203,7 @@ class Workers:
         ready, began = [f"ready-{rank}" for rank in range(1, self._size)], time.monotonic()
         while not store.check(ready):
             if any(one.poll() is not None for one in self._all) or time.monotonic() - began > _START_SECONDS:
-                raise failure(store) or LostProcessError("a worker process could not be started. Train in one process.")
+                raise failure(store) or LostProcessError("train: a worker process could not be started. Use fewer.")
             time.sleep(_POLL_SECONDS)
 
     def end(self) -> str:
