@@ -21,6 +21,7 @@ After every kill, the watch is compared with what was known before:
                        are missing
     alarms_doubled     alarms of a kind beyond the first
     orphans            processes that outlived the killed one by ten seconds
+    hangs              processes that a signal did not end within a minute
     images             images that must not be lost
     labels             labels that must not be lost
     alarms             alarms of both watches after the last kill
@@ -35,13 +36,14 @@ import http.client
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,6 +72,9 @@ KEPT = 200
 PER_KILL, USUAL = 120, 8
 """Images of the stream per kill, more than it gets through before it is killed; the first ones are usual images."""
 MARK = "DUBITO_KILLED"
+PATIENCE = 60
+LOSSES = ("lost", "labels_lost", "labels_doubled", "requests_lost", "broken_states", "alarms_lost", "alarms_doubled")
+COUNTS = ("kills", *LOSSES, "orphans", "hangs", "images", "labels", "alarms", "guarantee_alarms")
 STREAM = """
 import json
 import sys
@@ -130,23 +135,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    losses = (
-        "lost",
-        "labels_lost",
-        "labels_doubled",
-        "requests_lost",
-        "broken_states",
-        "alarms_lost",
-        "alarms_doubled",
-    )
-    names = ("kills", *losses, "orphans", "images", "labels", "alarms", "guarantee_alarms")
-    counts = Counter(dict.fromkeys(names, 0))
+    counts = Counter(dict.fromkeys(COUNTS, 0))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         make_guard(place)
-        kill_service(place, args.kills, np.random.default_rng(args.seed), counts)
-        same = kill_stream(place, args.kills, np.random.default_rng(args.seed + 1), counts)
-    print(json.dumps({**counts, "same_tests": same}))
+        for kill, seed in ((kill_service, args.seed), (kill_stream, args.seed + 1)):
+            kills = kill(place, args.kills, np.random.default_rng(seed), counts)
+            for _ in track(kills, kill.__name__.replace("_", " "), total=args.kills):
+                pass
+    print(json.dumps({**counts, "same_tests": bool(counts["same_tests"])}))
 
 
 def make_guard(place: Path) -> None:
@@ -194,17 +191,24 @@ def files(changed: bool) -> list[bytes]:
     return contents
 
 
-def kill_service(place: Path, kills: int, rng: np.random.Generator, counts: Counter[str]) -> None:
-    """Clients send to a service that is killed again and again."""
+def kill_service(
+    place: Path,
+    kills: int,
+    rng: np.random.Generator,
+    counts: Counter[str],
+    signals: Sequence[int] = (signal.SIGKILL,),
+) -> Iterator[None]:
+    """Clients send to a service that is ended again and again, by these signals in turn; yields after each."""
     guard, folder, usual = Guard.load(place / "guard"), place / "service.watch", (kills + 1) // 2
     cache = make_cache(place / "fed", PER_KILL * usual, PER_KILL * (kills - usual), seed=2)
     command = [sys.executable, "-m", "dubito", "serve", str(place / "guard"), "--port", "0", "--workers", "1", "--json"]
     watch = guard.watch(folder)
-    for number in track(range(kills), "service"):
+    for number in range(kills):
         known, changed, requesting = Known(), number >= usual, number % 2 == 1
         for _ in range(5):  # all images, as the watch forgets some; few at a time, as it gives up what many wait for
             report = watch.label(labels_of(watch.request_labels(50), changed=changed))
-        with killed([*command, "--watch", str(folder)], counts) as process:
+        ended_by = signals[number % len(signals)]
+        with killed([*command, "--watch", str(folder)], counts, ended_by) as (process, strike):
             if number % 5 == 4:
                 time.sleep(rng.uniform(0, 5))
             else:
@@ -214,9 +218,11 @@ def kill_service(place: Path, kills: int, rng: np.random.Generator, counts: Coun
                 work = [partial(clients[0].feed, watch, rows, request=requesting)]
                 for first, client in enumerate(clients[1:]):
                     work.append(partial(client.ask, contents[first::CLIENTS], label=not requesting))
-                work_until_killed(process, work, known, rng)
+                work_until_killed(strike, work, known, rng)
         report = compare(watch, report, known, counts)
-    count_alarms(report, counts)
+        if number == kills - 1:
+            count_alarms(report, counts)
+        yield
 
 
 def address_of(process: "subprocess.Popen[str]") -> str:
@@ -270,7 +276,7 @@ class Client:
 
 
 def work_until_killed(
-    process: "subprocess.Popen[str]", work: "list[partial[None]]", known: Known, rng: np.random.Generator
+    strike: Callable[[], None], work: "list[partial[None]]", known: Known, rng: np.random.Generator
 ) -> None:
     """Kill a service while clients are at work."""
     with ThreadPoolExecutor(len(work)) as threads:
@@ -278,13 +284,22 @@ def work_until_killed(
         enough = rng.integers(KEPT // 2)
         while len(known.images) < enough and not any(one.done() for one in running):
             time.sleep(rng.uniform(0, 0.02))
-        process.kill()
+        strike()
         for one in running:
             one.result()
 
 
-def kill_stream(place: Path, kills: int, rng: np.random.Generator, counts: Counter[str]) -> bool:
-    """A stream that is killed again and again; whether its tests of images end as those of one that nobody kills."""
+def kill_stream(
+    place: Path,
+    kills: int,
+    rng: np.random.Generator,
+    counts: Counter[str],
+    signals: Sequence[int] = (signal.SIGKILL,),
+) -> Iterator[None]:
+    """A stream that is ended again and again, by these signals in turn; yields after each.
+
+    In the end, `same_tests` counts whether its tests of images end as those of a stream that nobody kills.
+    """
     guard, folder, usual = Guard.load(place / "guard"), place / "stream.watch", USUAL * kills
     cache = make_cache(place / "stream", usual, PER_KILL * max(kills, 10) - usual, seed=4)
     names = cache.id
@@ -298,15 +313,15 @@ def kill_stream(place: Path, kills: int, rng: np.random.Generator, counts: Count
     command += [str(folder), str(REQUESTED)]
     watch = guard.watch(folder)
     report = watch.report()
-    for number in track(range(kills), "stream"):
+    for number in range(kills):
         known, wanted = Known(), 0 if number % 5 == 4 else rng.integers(1, PER_KILL // 2)
-        with killed([*command, str(BATCH)], counts) as process:
+        with killed([*command, str(BATCH)], counts, signals[number % len(signals)]) as (process, strike):
             assert process.stdout is not None  # noqa: S101 (a pipe)
             lines = [process.stdout.readline() for _ in range(wanted)]
             time.sleep(rng.uniform(0, 0.1 if lines else 3))
             if process.poll() is not None:
                 raise SystemExit("the stream ended before it was killed: raise PER_KILL")
-            process.kill()
+            strike()
             lines += process.stdout.readlines()
         for line in lines:
             if line.endswith("\n"):
@@ -317,9 +332,11 @@ def kill_stream(place: Path, kills: int, rng: np.random.Generator, counts: Count
         counts["alarms_lost"] += sum(
             alarm["images"] <= report.images and alarm not in report.alarms for alarm in expected.alarms
         )
-    subprocess.run([*command, "64"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 (our own)
-    count_alarms(report, counts)
-    return tests_of_images(watch.report()) == tests_of_images(expected)
+        if number == kills - 1:
+            count_alarms(report, counts)
+            subprocess.run([*command, "64"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 (our own)
+            counts["same_tests"] += tests_of_images(watch.report()) == tests_of_images(expected)
+        yield
 
 
 def compare(watch: Watch, before: WatchReport, known: Known, counts: Counter[str]) -> WatchReport:
@@ -366,16 +383,29 @@ def count_alarms(report: WatchReport, counts: Counter[str]) -> None:
 
 
 @contextmanager
-def killed(command: list[str], counts: Counter[str]) -> "Iterator[subprocess.Popen[str]]":
-    """A process that is killed at the end of the context, and how many of its children outlive it."""
+def killed(
+    command: list[str], counts: Counter[str], number: int
+) -> "Iterator[tuple[subprocess.Popen[str], Callable[[], None]]]":
+    """A process, and what sends it a signal, at the latest at the end; counts how many of its children outlive it."""
     mark = f"{os.getpid()}-{counts['kills']}"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes, env={**os.environ, MARK: mark}) as process:  # noqa: S603 (our own)
+        struck: list[int] = []
+
+        def strike() -> None:
+            if not struck:
+                struck.append(number)
+                process.send_signal(number)
+
         try:
-            yield process
+            yield process, strike
         finally:
-            process.kill()
-            process.wait()
+            strike()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                counts["hangs"] += 1
+                process.kill()
             counts["kills"] += 1
             end = time.monotonic() + 10
             while (left := marked(mark)) and time.monotonic() < end:

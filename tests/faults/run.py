@@ -46,7 +46,12 @@ FOLDERS = {
     "watch": 32,
 }
 """Faults of each part by default."""
-OTHERS = {"store": "StorePart", "database": "DatabasePart"}
+OTHERS = {
+    "store": "store.StorePart",
+    "database": "database.DatabasePart",
+    "service": "service.ServicePart",
+    "stream": "service.StreamPart",
+}
 """Parts with a module of their own, which is imported when it is needed."""
 RESULTS = {"lost": LOST, "silent": SILENT, "hangs": HUNG, "unnamed": UNNAMED}
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
@@ -84,7 +89,8 @@ def make_part(name: str, place: Path, kinds: Sequence[str]) -> Part:
     folder = place / name.replace(" ", "-")
     folder.mkdir()
     if name in OTHERS:
-        return getattr(import_module(f"tests.faults.{name}"), OTHERS[name])(folder)
+        module, part = OTHERS[name].split(".")
+        return getattr(import_module(f"tests.faults.{module}"), part)(folder)
     options = {"kinds": kinds} if kinds else {}
     return FolderPart(VICTIMS[name], folder, FOLDERS[name], **options)
 
