@@ -5,7 +5,9 @@ import pickle
 import sys
 import tarfile
 import threading
+import time
 import zipfile
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -144,6 +146,27 @@ def test_a_stopped_extraction_resumes_with_the_same_bytes(stream, tmp_path, monk
     extract(stream, tmp_path / "stopped", workers=0)
     assert contents(tmp_path / "stopped") == contents(expected)
     assert seen == list(range(24, ROWS))  # from the first shard that was not whole
+
+
+def test_a_killed_extraction_resumes_with_the_same_bytes(stream, tmp_path, monkeypatch):
+    extract(stream, tmp_path / "undisturbed", workers=0)
+    read, killed = StreamImages.read_hashed, tmp_path / "killed"
+
+    def slow(self, index):
+        time.sleep(0.02)
+        return read(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamImages, "read_hashed", slow)
+        process = get_context("fork").Process(target=extract, args=(stream, killed), kwargs={"workers": 0})
+        process.start()
+        while process.is_alive() and len(list(killed.glob("forward-*.safetensors"))) < 2:
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+    assert 2 <= len(list(killed.glob("forward-*.safetensors"))) < 7
+    extract(stream, killed)
+    assert contents(killed) == contents(tmp_path / "undisturbed")
 
 
 def test_a_finished_cache_is_not_read_again_and_another_stream_is_refused(stream, tmp_path):
