@@ -22,15 +22,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
+from _cluster import Killer, kill_node, kill_worker, running_cluster
 from _measure import seconds_of
 from extract import jpeg_folder
 from ray.cluster_utils import Cluster
@@ -60,27 +59,16 @@ def main() -> None:
         images, cache, address = args.drive
         extract(dubito.open_images(images), Path(cache), RayEngine(address=address, retries=1000), shard_size=8)
         return
-    cluster = Cluster(initialize_head=True, head_node_args=node(cpus=0))
-    for _ in range(2):
-        cluster.add_node(**node(cpus=1))
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        with tempfile.TemporaryDirectory() as place:
+    with running_cluster() as cluster, tempfile.TemporaryDirectory() as place:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        try:
             photos = jpeg_folder(Path(place) / "jpegs", None, max(3 * args.images, KILLED_IMAGES))
             result = speed(Path(place), photos, args.images, args.repeats)
             if args.kills:
                 result |= kills(Path(place), photos, cluster, random.Random(args.seed))  # noqa: S311 (not a secret)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+        finally:
+            ray.shutdown()
     print(json.dumps(result))
-
-
-def node(cpus: int) -> dict[str, Any]:
-    """Arguments of a node that is found dead within seconds."""
-    system = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    head = {} if cpus else {"include_dashboard": False, "_system_config": system}
-    return {"num_cpus": cpus, "object_store_memory": 100_000_000, **head}
 
 
 def extract(images: Images, to: Path, engine: Any, **options: Any) -> dubito.Table:
@@ -142,46 +130,6 @@ def kills(place: Path, photos: Images, cluster: Cluster, chance: random.Random) 
         compare(to, whole, extract(photos, whole, LocalEngine(), shard_size=8, workers=0), counts)
         print(counts, flush=True)
     return counts
-
-
-class Killer:
-    """Kills something whenever a cache has a new shard, after a random while: so an extraction always gets on."""
-
-    def __init__(self, cache: Path, kill: Callable[[], bool], most: int, chance: random.Random) -> None:
-        self.cache, self.kill, self.most, self.chance = cache, kill, most, chance
-        self.count, self._done = 0, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> int:
-        """How many there were."""
-        self._done.set()
-        self._thread.join()
-        return self.count
-
-    def _run(self) -> None:
-        seen = 0
-        while self.count < self.most and not self._done.wait(0.05):
-            if (now := len(list(self.cache.glob("forward-*.safetensors")))) > seen:
-                seen = now
-                if not self._done.wait(self.chance.uniform(0, 0.5)):
-                    self.count += self.kill()
-
-
-def kill_worker(chance: random.Random) -> bool:
-    """SIGKILL for one worker of this cluster, whose processes all descend from this one."""
-    workers = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::_Block")]
-    if not workers:
-        return False
-    chance.choice(workers).kill()
-    return True
-
-
-def kill_node(cluster: Cluster, chance: random.Random) -> bool:
-    """One of the nodes that work, and another one joins."""
-    cluster.remove_node(chance.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
-    cluster.add_node(**node(cpus=1))
-    return True
 
 
 def kill_driver(images: Path, to: Path, address: str, chance: random.Random) -> bool:

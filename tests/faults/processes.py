@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -85,9 +84,9 @@ class Child:
         return ending
 
 
-def call(function: Callable[..., Any], *arguments: Any) -> Ending:
+def call(function: Callable[..., Any], *arguments: Any, patience: float = PATIENCE) -> Ending:
     """Run a function in a process of its own, undisturbed."""
-    return Child(function, *arguments).end()
+    return Child(function, *arguments).end(patience)
 
 
 def value_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -115,8 +114,9 @@ def _start_server() -> None:
 def _run(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("fork", force=True)  # workers of this process start as they do for users
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (for as long as the process lives)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # of libraries, too
+        os.dup2(silence, stream)
     pipe.send(None)
     try:
         ending = Ending(FINISHED, function(*arguments))

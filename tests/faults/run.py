@@ -47,6 +47,7 @@ FOLDERS = {
 }
 """Faults of each part by default."""
 OTHERS = {
+    "ray": "cluster.ClusterPart",
     "store": "store.StorePart",
     "database": "database.DatabasePart",
     "service": "service.ServicePart",
