@@ -23,9 +23,9 @@ from tests.faults.outcome import HUNG, LOST, OK, SILENT, Outcome, generator
 from tests.faults.processes import Child, Ending, call, value_of
 from tests.faults.victims import Extraction, extract
 
-KINDS = ("worker killed", "driver killed", "node killed", "worker killed", "driver killed")
+KINDS = ("worker killed", "node killed", "driver killed", "node killed")
 """In turn."""
-_MOST = {"worker killed": 4, "node killed": 2}
+_MOST = {"worker killed": 3, "node killed": 2}
 """Kills of one extraction."""
 _PATIENCE = 300.0
 """Seconds after which an extraction on a cluster counts as hung: workers start anew after every kill."""
@@ -59,7 +59,7 @@ class ClusterPart:
     """
 
     place: Path
-    faults: int = 12
+    faults: int = 14
     name: str = "ray"
 
     def run(self, faults: int, seed: int) -> Iterator[Outcome]:
