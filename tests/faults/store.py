@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import s3fs
 
-from dubito.storage import RemotePath, is_lock
+from dubito.storage import LOCK, RemotePath
 from tests.faults import processes
 from tests.faults.folders import compare, cut, flip
 from tests.faults.outcome import HUNG, LOST, OK, SILENT, UNNAMED, Outcome, generator
@@ -101,7 +101,7 @@ class Job:
         os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         to: Any = RemotePath(self.to) if self.to.startswith(BUCKET) else Path(self.to)
         if what == "contents" and isinstance(to, RemotePath):
-            names = [name for name in to.files_below() if not is_lock(name)]
+            names = [name for name in to.files_below() if not name.startswith(LOCK)]
             return {name: (to / name).read_bytes().hex() for name in names}
         return getattr(self.victim, what)(to)
 
