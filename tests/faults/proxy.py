@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from moto.server import ThreadedMotoServer
-
 REFUSED, RESET, LOST_ANSWER, CUT_ANSWER = "refused", "reset", "lost answer", "cut answer"
 DELAY, OUTAGE, SIGNAL = "delay", "outage", "signal"
 _BUSY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>'
@@ -145,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running_store() -> Iterator[tuple[str, Proxy]]:
     """A store, by its own address, and a proxy before it."""
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415 (it takes seconds)
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
