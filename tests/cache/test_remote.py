@@ -63,7 +63,7 @@ def test_a_finished_cache_is_opened_and_extended(extract, bucket, monkeypatch):
 
 def _only_leases(write):
     def checked(path: RemotePath, data: bytes) -> None:
-        assert path.name.startswith(".lock"), path
+        assert path.parent.name == ".lock", path
         write(path, data)
 
     return checked
@@ -115,7 +115,7 @@ def test_damage_is_seen_when_rows_are_read(extract, bucket):
     forget_copy(folder / name)
     disk.forget_shards()
     table = dubito.open(f"{bucket}/cache")
-    with pytest.raises(DamagedShardError, match=r"has checksum .*\. Delete it, and run the same extraction again"):
+    with pytest.raises(DamagedShardError, match=r"has checksum .* Delete it, and run the same extraction again"):
         table.whole("logit")
 
 
@@ -161,3 +161,16 @@ def test_the_same_in_memory(extract, tmp_path, monkeypatch):
     table = extract("memory://cache")
     assert torch.equal(table.whole("logit"), extract(tmp_path / "cache").whole("logit"))
     RemotePath("memory://cache").remove()
+
+
+def test_damage_to_a_header_is_repaired(extract, bucket):
+    extract(f"{bucket}/cache")
+    folder = RemotePath(f"{bucket}/cache")
+    before = contents(folder)
+    first, second, third = (next(name for name in before if name.startswith(f"forward-{n:05}")) for n in range(3))
+    damage = [(first, b"\xff" * 8 + b"x"), (second, b""), (third, before[third][:-5]), (first, before[second])]
+    for name, content in damage:
+        (folder / name).write_bytes(content)
+        with pytest.warns(dubito.errors.RepairedShardWarning, match=name):
+            extract(f"{bucket}/cache")
+        assert contents(folder) == before

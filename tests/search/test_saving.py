@@ -374,6 +374,6 @@ def test_an_index_in_a_store_answers_as_before(index, bucket, tmp_path):
     loaded = SafeIndex.load(f"{bucket}/index")
     assert loaded.search(some(1), k=4).ids.tolist() == before.ids.tolist()
     assert isinstance(loaded.backend.vectors, np.memmap)
-    (copy,) = (tmp_path / "copies").glob("*/vectors-*")
+    (copy,) = (tmp_path / "copies").rglob("vectors-*")
     copy.write_bytes(bytes(copy.stat().st_size))  # a damaged copy is fetched again
     assert SafeIndex.load(f"{bucket}/index").search(some(1), k=4).ids.tolist() == before.ids.tolist()

@@ -2,7 +2,7 @@ import fsspec
 import pytest
 
 from dubito.errors import ValueRangeError
-from dubito.storage import RemotePath, copies, forget_copy, local_copy, staged
+from dubito.storage import RemotePath, copies, fetch_ahead, forget_copy, local_copy, staged
 
 
 @pytest.fixture
@@ -56,12 +56,47 @@ def test_what_is_missing_leaves_nothing(folder, tmp_path):
 
 def test_old_copies_make_room(folder, monkeypatch):
     monkeypatch.setenv("DUBITO_COPIES_GB", "3e-6")  # 3,000 bytes
+    monkeypatch.setattr(copies, "_IN_USE_SECONDS", -1.0)
     kept = []
     for number in range(5):
         (folder / f"rows-{number}").write_bytes(bytes(1000))
         kept.append(local_copy(folder / f"rows-{number}"))
         local_copy(folder / "rows-0")  # used again and again
     assert [path.exists() for path in kept] == [True, False, False, True, True]
+
+
+def test_what_others_put_there_stays(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DUBITO_COPIES_GB", "0")
+    monkeypatch.setattr(copies, "_IN_USE_SECONDS", -1.0)
+    for place in (tmp_path / "copies" / "thesis", tmp_path / "copies" / "dubito-copies" / "thesis"):
+        place.mkdir(parents=True)
+        (place / "chapter").write_text("x")
+    (tmp_path / "copies" / "dubito-copies" / ".DS_Store").write_text("x")
+    (folder / "a").write_bytes(b"x")
+    local_copy(folder / "a")
+    assert len([*tmp_path.rglob("chapter")]) == 2
+
+
+def test_copies_in_use_stay(folder, monkeypatch):
+    monkeypatch.setenv("DUBITO_COPIES_GB", "0")
+    (folder / "a").write_bytes(b"x")
+    assert local_copy(folder / "a").exists()
+
+
+def test_damage_on_the_way_is_noticed(folder, tmp_path):
+    (folder / "rows-00000-12345678.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"it has checksum [0-9a-f]{8}, its name says 12345678"):
+        local_copy(folder / "rows-00000-12345678.safetensors")
+    assert [path for path in (tmp_path / "copies").rglob("*") if path.is_file()] == []
+
+
+def test_files_are_fetched_ahead(folder):
+    (folder / "a").write_bytes(b"x")
+    fetch_ahead(folder / "a")
+    fetch_ahead(folder / "missing")
+    assert local_copy(folder / "a").read_bytes() == b"x"
+    with pytest.raises(FileNotFoundError):
+        local_copy(folder / "missing")
 
 
 def test_a_limit_that_is_no_number(folder, monkeypatch):

@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import fsspec
 import pytest
 
 from dubito.errors import ArtefactError, CacheBusyError, StoreError
-from dubito.storage import RemotePath, lease, locked, sizes_in, write_sealed
-from dubito.storage.lease import LeaseTakenError, is_lease, leased
+from dubito.storage import RemotePath, SavedFolder, lease, locked, sizes_in, write_sealed
+from dubito.storage.lease import LeaseTakenError, leased
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def _fast(monkeypatch):
 
 def of_another_machine(folder: RemotePath, number: int, **entries: object) -> None:
     content = {"token": "x", "machine": "elsewhere", "pid": 1, "renewals": 0, "released": False, **entries}
-    (folder / f".lock-{number:06}").write_bytes(json.dumps(content).encode())
+    (folder / ".lock" / f"{number:06}").write_bytes(json.dumps(content).encode())
 
 
 def test_one_holder_at_a_time(folder):
@@ -47,7 +48,7 @@ def test_one_holder_at_a_time(folder):
         thread.join()
     assert order[::2] == order[1::2]
     assert sorted(order[::2]) == list("abcd")
-    assert [name for name in sizes_in(folder) if is_lease(name)] == [".lock-000004"]
+    assert [*sizes_in(folder / ".lock")] == ["000004"]
 
 
 def test_a_holder_that_is_alive_is_not_disturbed(folder):
@@ -67,8 +68,7 @@ def test_a_dead_holder_of_another_machine_is_replaced_after_a_while(folder):
     start = time.monotonic()
     with leased(folder, seconds=0.0):
         assert time.monotonic() - start > 0.5
-        assert ".lock-000008" in sizes_in(folder)
-        assert ".lock-000007" not in sizes_in(folder)
+        assert [*sizes_in(folder / ".lock")] == ["000008"]
 
 
 def test_a_released_or_damaged_lease_is_free_at_once(folder):
@@ -76,10 +76,47 @@ def test_a_released_or_damaged_lease_is_free_at_once(folder):
     of_another_machine(folder, 1, released=True)
     with leased(folder, seconds=0.0):
         pass
-    (folder / ".lock-000009").write_bytes(b"\x00")
-    with leased(folder, seconds=0.0):
-        assert ".lock-000010" in sizes_in(folder)
     assert time.monotonic() - start < 0.5
+    (folder / ".lock" / "000009").write_bytes(b"\x00")  # nobody renews it
+    with leased(folder, seconds=0.0):
+        assert [*sizes_in(folder / ".lock")] == ["000010"]
+
+
+def test_a_lease_that_was_overtaken_is_given_up(folder, monkeypatch):
+    of_another_machine(folder, 7, released=True)
+    create = RemotePath.create
+
+    def overtaken(path: RemotePath, data: bytes) -> None:
+        create(path, data)
+        if path.name == "000008":  # while this process looked at 7, others had 8 and 9, and removed 8
+            of_another_machine(folder, 9, released=True)
+
+    monkeypatch.setattr(RemotePath, "create", overtaken)
+    with leased(folder, seconds=0.0):
+        assert [*sizes_in(folder / ".lock")] == ["000010"]
+
+
+def test_a_store_that_cannot_keep_two_writers_apart_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(RemotePath, "create", RemotePath.write_bytes)
+    with pytest.raises(
+        StoreError, match=r"replaces files where a new one was to be created.*Write to a disk, and copy"
+    ):
+        locked(folder).__enter__()
+
+
+def test_a_holder_that_lost_its_lease_removes_nothing(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DUBITO_COPIES", str(tmp_path))
+    kept = SavedFolder("guard", "guard.json", 1, ("parts",), "Guard.save")
+
+    def write(place: Path) -> dict[str, str]:
+        of_another_machine(folder, 5)  # as after a long suspension; the new holder has uploaded a part
+        (folder / "parts-1-00000000.bin").write_bytes(b"x")
+        return {"parts": kept.put_file(place, "parts", ".bin", lambda put: put(b"mine"))}
+
+    with pytest.raises(StoreError, match="is written by another process now"):
+        kept.save(folder, write)
+    assert (folder / "parts-1-00000000.bin").exists()
+    assert not (folder / "guard.json").exists()
 
 
 def test_a_holder_that_lost_its_lease_writes_no_description(folder):
@@ -93,10 +130,14 @@ def test_a_holder_that_lost_its_lease_writes_no_description(folder):
 
 def test_a_store_that_refuses_is_an_error_of_the_caller(folder, monkeypatch):
     def refuse(self, data: bytes) -> None:
-        raise StoreError("'memory://leases' cannot be accessed (PermissionError: Forbidden).")
+        raise StoreError("'memory://leases' cannot be accessed.") from cause
 
     monkeypatch.setattr(RemotePath, "create", refuse)
-    with pytest.raises(ArtefactError, match=r"the folder 'memory://leases' cannot be written \(.*Forbidden"):
+    cause = PermissionError("Forbidden")
+    with pytest.raises(ArtefactError, match=r"the folder 'memory://leases' cannot be written"):
+        locked(folder).__enter__()
+    cause = ConnectionError()  # for some minutes, perhaps: nobody may write without the lease
+    with pytest.raises(StoreError, match="cannot be accessed"):
         locked(folder).__enter__()
 
 

@@ -83,6 +83,8 @@ class BlockRunner:
         groups = {block.number: self._groups(block) for block in blocks}
         order = [group for of_block in groups.values() for group in of_block]
         workers = runner.default_workers(self.images) if workers is None else workers
+        if isinstance(self.images, ImageSet) and self.images.forward_only:
+            workers = min(workers, 1)
         options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress, "title": self._title}
         with (
             torch_threads(self.threads),
@@ -255,4 +257,4 @@ class BlockRunner:
 
 def contents_of(rows: Sequence[Shard]) -> Hashes:
     """The hash of the content of every image, also of those that could not be decoded."""
-    return Hashes(b"".join(disk.each(lambda shard: shard.read()["content"].numpy().tobytes(), rows)))
+    return Hashes(b"".join(disk.each(lambda shard: disk.read_whole(shard)["content"].numpy().tobytes(), rows)))

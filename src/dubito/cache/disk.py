@@ -50,6 +50,7 @@ from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import (
+    LOCK,
     UNFINISHED,
     Place,
     check_empty,
@@ -57,12 +58,12 @@ from dubito.storage import (
     encode,
     fetch_ahead,
     forget_copy,
-    is_lock,
     local_copy,
     not_there,
     parse_json,
     read_sealed,
     reading,
+    remove_file,
     sizes_in,
     to_place,
     write_file,
@@ -95,6 +96,8 @@ _UNLABELLED = "none"
 _OPEN_AT_ONCE = 32
 _HEADERS, _HEADER_BYTES = 1024, 1 << 14
 """Headers that are remembered, and bytes of a request for one."""
+_MOST_BYTES = 100_000_000
+"""Of a header, as safetensors has it."""
 
 
 @final
@@ -112,19 +115,21 @@ class Shard:
         """The file's name, for errors."""
         return self.path.name
 
-    def damage(self, *, whole: bool = True) -> str | None:
-        """What is wrong with the file, or None.
+    def damage(self, *, size: int | None = None) -> str | None:
+        """What is wrong with the file, or None: reads every byte, of a remote shard those of a local copy.
 
         Args:
-            whole: Read every byte, of a remote shard those of a local copy; without, the header alone.
+            size: The size of a remote file. With it, the header alone is read, and compared with the size.
         """
         try:
-            path = local_copy(self.path) if whole else self.path
+            path = local_copy(self.path) if size is None else self.path
             actual = checksum(path) if isinstance(path, Path) else self.crc
             if actual != self.crc and forget_copy(self.path):
                 actual = checksum(local_copy(self.path))
             if actual != self.crc:
                 return f"has checksum {actual}, its name says {self.crc}"
+            if size is not None and (expected := _expected_size(path)) != size:
+                return f"has {size} bytes, its header says {expected}"
             kind, block = (_notes(path)[key] for key in ("kind", "block"))
         except (OSError, LookupError, TypeError, ValueError, struct.error) as error:
             return f"cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -144,7 +149,12 @@ class Shard:
 
     def read(self) -> dict[str, Tensor]:
         """The columns, memory-mapped; of a remote shard, those of a local copy."""
-        with safe_open(local_copy(self.path), framework="pt") as file:
+        try:
+            path = local_copy(self.path)
+        except (FileNotFoundError, ValueError) as error:
+            self.check(f"cannot be read ({error})")
+            raise
+        with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
 
     def header(self) -> dict[str, Any]:
@@ -163,9 +173,28 @@ class Shard:
 
 @lru_cache(maxsize=_HEADERS)
 def _header(path: Place) -> dict[str, Any]:
-    with path.open("rb", _HEADER_BYTES) as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        return cast("dict[str, Any]", parse_json(file.read(size)))
+    start = _bytes_of(path, 0, _HEADER_BYTES)  # of most shards, all of the header
+    (size,) = struct.unpack("<Q", start[:8])
+    if size > _MOST_BYTES:
+        raise ValueError(f"a header of {size} bytes")
+    text = start[8 : 8 + size]
+    text += _bytes_of(path, len(start), size - len(text)) if size > len(text) else b""
+    return cast("dict[str, Any]", parse_json(text))
+
+
+def _bytes_of(path: Place, start: int, size: int) -> bytes:
+    if not isinstance(path, Path):
+        return path.read_range(start, size)
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _expected_size(path: Place) -> int:
+    """The size that a shard must have by its header; safetensors fills headers up to multiples of eight bytes."""
+    (size,) = struct.unpack("<Q", _bytes_of(path, 0, 8))
+    ends = [one["data_offsets"][1] for key, one in _header(path).items() if key != "__metadata__"]
+    return 8 + int(size) + max(ends, default=0)
 
 
 def _notes(path: Place) -> Json:
@@ -179,6 +208,7 @@ def write_shard(folder: Place, kind: str, index: int, columns: Mapping[str, Tens
     crc = f"{zlib.crc32(data):08x}"
     path = folder / f"{kind}-{index:05d}-{crc}.safetensors"
     write_file(path, data, writer=secrets.token_hex(4))  # engines may run a block twice at the same time
+    _header.cache_clear()
     return Shard(path, kind, index, crc)
 
 
@@ -195,6 +225,12 @@ def list_shards(folder: Place) -> list[Shard]:
 
 each = partial(in_threads, at_once=4)
 """A function of every shard: in threads, because stores answer slowly."""
+
+
+def remove_shard(shard: Shard) -> None:
+    """Remove a shard, and what is remembered of its file."""
+    remove_file(shard.path)
+    _header.cache_clear()
 
 
 def is_leftover(path: Place) -> bool:
@@ -264,8 +300,7 @@ def forget_shards() -> None:
 
 @lru_cache(maxsize=_OPEN_AT_ONCE)
 def _opened(shard: Shard) -> dict[str, Tensor]:
-    _verify(shard)
-    return shard.read()
+    return read_whole(shard)
 
 
 @lru_cache(maxsize=_OPEN_AT_ONCE)
@@ -276,6 +311,12 @@ def _names(shard: Shard) -> Shaped[np.ndarray, "n"]:
 @cache
 def _verify(shard: Shard) -> None:
     shard.check()
+
+
+def read_whole(shard: Shard) -> dict[str, Tensor]:
+    """The columns of a shard, every byte of which was checked."""
+    _verify(shard)
+    return shard.read()
 
 
 @dataclass
@@ -347,7 +388,7 @@ def remove_replaced(folder: Place, manifest: Manifest) -> None:
     places = {(shard.kind, shard.index): shard.name for shard in named}
     for shard in list_shards(folder):
         if places.get((shard.kind, shard.index), shard.name) != shard.name:
-            shard.path.unlink()
+            remove_shard(shard)
 
 
 def check_place(folder: Place) -> None:
@@ -359,7 +400,7 @@ def check_place(folder: Place) -> None:
         if not there.is_dir() or not os.access(there, os.W_OK):
             reason = "cannot be written" if there.is_dir() else "is a file"
             raise CacheError(f"the cache cannot be saved in '{folder}': '{there}' {reason}. Choose another folder.")
-    others = sorted(name for name in sizes_in(folder) if not is_lock(name) and not is_leftover(folder / name))
+    others = sorted(name for name in sizes_in(folder) if name != LOCK and not is_leftover(folder / name))
     check_empty(folder, others, "cache", f"that of a cache, which has a {FILE}", error=CacheError)
 
 

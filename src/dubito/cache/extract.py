@@ -33,7 +33,7 @@ from dubito.engines import Block, ExtractionEngine, as_engine
 from dubito.errors import CacheBusyError, CacheError, ImagesError, RepairedShardWarning, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
-from dubito.storage import Place, locked, to_place
+from dubito.storage import Place, locked, sizes_in, to_place
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, Probe
@@ -65,7 +65,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         images: A folder, a list of paths, a CSV, zip, tar or npz file, a DataFrame, an array, a data set of torch or
             Hugging Face: whatever dubito.open_images takes.
         to: Folder of the cache, or its address in an object store: new, empty, or a cache of the same model and
-            images. None for a table in memory, of images that are few.
+            images. None for a table in memory, of not too many images.
         labels: Labels for images that have none: a CSV, a DataFrame, a mapping or a sequence.
             `dubito.cache.label_cache` adds them later.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
@@ -220,7 +220,7 @@ class _Extraction:
         """Leave a finished cache as it was: what a new probe has written for images that have changed is removed."""
         if previous is not None:
             for shard in self.written:
-                shard.path.unlink(missing_ok=True)
+                disk.remove_shard(shard)
             previous.write(self.folder)
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
@@ -234,8 +234,9 @@ class _Extraction:
         named = [disk.named_shard(self.folder, name) for name in self.manifest.shard_names()]
         damaged = dict.fromkeys(named, "is missing")
         whole: dict[tuple[str, int], list[Shard]] = defaultdict(list)
-        shards, every_byte = disk.list_shards(self.folder), isinstance(self.folder, Path)
-        for shard, wrong in zip(shards, disk.each(lambda shard: shard.damage(whole=every_byte), shards), strict=True):
+        shards, sizes = disk.list_shards(self.folder), {} if isinstance(self.folder, Path) else sizes_in(self.folder)
+        wrongs = disk.each(lambda shard: shard.damage(size=sizes.get(shard.name)), shards)
+        for shard, wrong in zip(shards, wrongs, strict=True):
             damaged.pop(shard, None)
             if wrong:
                 damaged[shard] = wrong
@@ -249,7 +250,7 @@ class _Extraction:
                 damaged[shards[0]] = f"has {shards[0].rows()} rows for {images[0].rows()} images"
         for shard, wrong in damaged.items():
             if shard.kind in (ROWS, HEAD, *self.probes):  # a probe that does not run now redoes nothing
-                shard.path.unlink(missing_ok=True)
+                disk.remove_shard(shard)
                 message = f"cache '{self.folder}': shard {shard.name} {wrong}; it is extracted again."
                 warnings.warn(message, RepairedShardWarning, stacklevel=4)
         return {place: shards[0] for place, shards in whole.items() if shards[0] not in damaged}
@@ -259,7 +260,7 @@ class _Extraction:
         for block, kinds in missing.items():
             for kind in kinds:
                 if shard := self.shards.pop((kind, block), None):  # of a block that is done again as a whole
-                    shard.path.unlink()
+                    disk.remove_shard(shard)
         redone = {kind for kinds in missing.values() for kind in kinds}
         probes = self.manifest.probes
         redone |= {name for name in probes if HEAD in probes[name] and (HEAD, 0) not in self.shards}
@@ -401,13 +402,13 @@ def summary(shards: Sequence[Shard]) -> Json:
     """Columns with type and row shape, every shard with its rows and size, and the probe's notes."""
     columns: Json = {}
     listed = []
-    noted = None
+    noted, sizes = None, sizes_in(shards[0].path.parent) if shards else {}
 
-    def described(shard: Shard) -> tuple[int, Json, Json, int]:
-        return shard.rows(), shard.header(), shard.notes(), shard.path.stat().st_size
+    def described(shard: Shard) -> tuple[int, Json, Json]:
+        return shard.rows(), shard.header(), shard.notes()
 
-    for shard, (rows, header, notes, size) in zip(shards, disk.each(described, shards), strict=True):
-        listed.append({"name": shard.name, "rows": rows, "bytes": size})
+    for shard, (rows, header, notes) in zip(shards, disk.each(described, shards), strict=True):
+        listed.append({"name": shard.name, "rows": rows, "bytes": sizes[shard.name]})
         noted = notes.get("notes") if noted is None else noted
         for key, value in header.items() if rows else ():
             if key not in ("__metadata__", "id.bytes", "id.ends", "content"):

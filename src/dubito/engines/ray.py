@@ -32,6 +32,7 @@ from dubito.errors import (
     FailedBlocksWarning,
     MissingPackageError,
     ModelError,
+    StoreError,
     first_words,
     users_level,
 )
@@ -39,7 +40,7 @@ from dubito.validate import check_number
 
 _GPU_READERS = 4
 _WAIT_SECONDS, _PATIENCE_SECONDS, _END_SECONDS = 2.0, 60.0, 10.0
-_FATAL = (CacheError, ModelError)
+_FATAL = (CacheError, ModelError, StoreError)
 """Errors that leaving out a block cannot repair."""
 _SAFE = "Finished shards are safe: the same call continues from there."
 
@@ -139,8 +140,8 @@ class _BlockWorker:
 def _failure(error: Exception, where: str) -> _Failure:
     """What can be sent to the driver of an error: one of another package may not be importable there."""
     ours = error if isinstance(error, DubitoError) else None
-    said = first_words(error)
-    text = said if ours or said == type(error).__name__ else f"{type(error).__name__}: {said}"
+    words = first_words(error)
+    text = words if ours or words == type(error).__name__ else f"{type(error).__name__}: {words}"
     return _Failure(f"{where}: {text}", ours)
 
 
@@ -275,9 +276,14 @@ class _ClusterRun:
             yield block, answer
 
     def _started(self, replica: _Replica, answer: str | _Failure) -> None:
-        if isinstance(answer, _Failure):
+        if not isinstance(answer, _Failure):
+            replica.node = answer
+        elif isinstance(answer.error, StoreError) and self.false_starts < self.engine.retries:
+            self.replicas.remove(replica)  # another one may reach the store
+            self.ray.kill(replica.actor)
+            self.false_starts += 1
+        else:
             raise EngineError(f"a worker of Ray cannot start on {answer.why}. {_SAFE}") from answer.error
-        replica.node = answer
 
     def _lost(self, block: Block | None, why: str) -> None:
         """A worker has died: at its block, or before it had one."""
@@ -289,9 +295,10 @@ class _ClusterRun:
             raise EngineError(f"workers of Ray die as they start, {self.false_starts} in a row: {why}. {_SAFE}")
 
     def _retry(self, block: Block, failure: _Failure) -> None:
-        """Run a block again, or count it among those that have failed for good, of which few enough may be."""
+        """Run a block again, or count it among those that have failed for good, if the engine allows as many."""
         self.attempts[block.number] += 1
-        if failure.error is None and self.attempts[block.number] <= self.engine.retries:
+        repairable = failure.error is None or isinstance(failure.error, StoreError)
+        if repairable and self.attempts[block.number] <= self.engine.retries:
             self.waiting.append(block)
             return
         self.failed[block] = failure.why
@@ -340,6 +347,13 @@ def _import_ray() -> Any:
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
     """A connection to the cluster: the one that this process has, or one for as long as this lasts."""
     if ray.is_initialized():
+        if address is not None:
+            warnings.warn(
+                f"this process is connected to a cluster of Ray already; address={address!r} is not used. Call "
+                f"ray.shutdown() first to use it.",
+                ClusterWarning,
+                stacklevel=users_level(),
+            )
         yield
         return
     options: Any = {"include_dashboard": False} if address is None else {"address": address}

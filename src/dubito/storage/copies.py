@@ -1,28 +1,35 @@
 """Local copies of remote files, kept by content: each is fetched once, and then read like any file on the disk.
 
-Names of shards and of parts carry the checksum of their content, so a copy is never out of date. All copies together
-take at most `DUBITO_COPIES_GB` (20) gigabytes: those that were not used for the longest time are removed first. They
-lie in `DUBITO_COPIES`, or in the system's folder for caches.
+Names of shards and of parts carry the CRC-32 of their content, so a copy is never out of date, and what is fetched is
+compared with it. All copies together take at most `DUBITO_COPIES_GB` (20) gigabytes: those that were not used for the
+longest time are removed first, but none that was used within the last minutes. They lie in a folder of their own in
+`DUBITO_COPIES`, or in the system's folder for caches.
 """
 
 import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from dubito.errors import DubitoError, ValueRangeError
-from dubito.storage.files import UNFINISHED, application_folder, writing
+from dubito.storage.files import UNFINISHED, application_folder, checksum, writing
 from dubito.storage.locations import Place, RemotePath
 
 FOLDER, LIMIT = "DUBITO_COPIES", "DUBITO_COPIES_GB"
-_DEFAULT_GB, _KEPT = 20.0, 0.9
+_NAME = "dubito-copies"
+_DEFAULT_GB, _KEPT, _IN_USE_SECONDS = 20.0, 0.9, 120.0
+_AT_ONCE = 4
+_DIGEST = re.compile("[0-9a-f]{16}")
+_CRC = re.compile(r"-([0-9a-f]{8})(\.[a-z]+)?$")
 _unchecked = [sys.maxsize]
 """Bytes that this process has fetched since it last looked how much all copies take; at first, it has not looked."""
 _fetching: dict[Path, threading.Thread] = {}
@@ -33,13 +40,17 @@ def local_copy(place: Place, *, folder: bool = False) -> Path:
     """A file on the disk as it is, or a copy of a remote one.
 
     Args:
-        place: A file whose name carries its checksum, or a folder of that kind.
+        place: A file or folder whose name carries its checksum.
         folder: Whether it is a folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It does not have the checksum of its name.
     """
     if isinstance(place, Path):
         return place
     copy = _place_of(place)
-    if thread := _fetching.get(copy):
+    if thread := _fetching.pop(copy, None):
         thread.join()
     try:
         os.utime(copy)  # it is in use
@@ -50,18 +61,22 @@ def local_copy(place: Place, *, folder: bool = False) -> Path:
 
 def fetch_ahead(place: Place) -> None:
     """Fetch the copy of a remote file in a thread, so that it is there, or soon will be, when it is needed."""
-    if isinstance(place, Path) or (copy := _place_of(place)).exists() or copy in _fetching:
+    alive = [thread for thread in list(_fetching.values()) if thread.is_alive()]
+    if isinstance(place, Path) or len(alive) >= _AT_ONCE or (copy := _place_of(place)).exists() or copy in _fetching:
         return
 
     def fetch() -> None:
         try:
-            with contextlib.suppress(OSError, DubitoError):  # whoever needs it tries again, and sees the error
+            with contextlib.suppress(
+                OSError, ValueError, DubitoError
+            ):  # whoever needs it tries again, and sees the error
                 _fetch(place, copy, folder=False)
         finally:
             _fetching.pop(copy, None)
 
-    _fetching[copy] = thread = threading.Thread(target=fetch, name="dubito-copy", daemon=True)
+    thread = threading.Thread(target=fetch, name="dubito-copy", daemon=True)
     thread.start()
+    _fetching[copy] = thread  # may have ended already: then waiting for it takes no time
 
 
 def forget_copy(place: Place) -> bool:
@@ -90,18 +105,18 @@ def _place_of(place: RemotePath) -> Path:
 
 
 def _folder() -> Path:
-    if os.environ.get(FOLDER):
-        return Path(os.environ[FOLDER]).expanduser()
-    return application_folder("caches") / "copies"
+    chosen = os.environ.get(FOLDER)
+    return (Path(chosen).expanduser() if chosen else application_folder("caches")) / _NAME
 
 
 def _fetch(place: RemotePath, copy: Path, *, folder: bool) -> None:
-    part = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    part, is_there = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}{UNFINISHED}"), True
     with writing(f"a local copy of '{place}' (set {FOLDER} to choose another folder)", copy.parent):
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             is_there = _download(place, part, folder=folder)
             if is_there:
+                _check(part, copy.name)
                 part.replace(copy)
         except OSError:
             if not copy.exists():  # else another process was faster
@@ -113,6 +128,13 @@ def _fetch(place: RemotePath, copy: Path, *, folder: bool) -> None:
     _unchecked[0] += _size(copy)
     if _unchecked[0] > _limit() / 10:
         _make_room()
+
+
+def _check(part: Path, name: str) -> None:
+    """Raise ValueError unless the content of a file or folder has the checksum of its name, if that has one."""
+    crc = _CRC.search(name)
+    if crc and (actual := checksum(part)) != crc[1]:
+        raise ValueError(f"it has checksum {actual}, its name says {crc[1]}")
 
 
 def _download(place: RemotePath, to: Path, *, folder: bool) -> bool:
@@ -131,12 +153,13 @@ def _download(place: RemotePath, to: Path, *, folder: bool) -> bool:
 
 def _make_room() -> None:
     """Remove the copies that were not used for the longest time, if all of them take too much."""
-    copies = [copy for folder in _folder().iterdir() for copy in folder.iterdir()]
+    folders = [folder for folder in _folder().iterdir() if _DIGEST.fullmatch(folder.name) and folder.is_dir()]
+    copies = [copy for folder in folders for copy in folder.iterdir()]
     sizes = {copy: _size(copy) for copy in copies}
     total, limit = sum(sizes.values()), _limit()
     if total > limit:
-        for copy in sorted(copies, key=_last_use)[:-1]:  # never the one that was just fetched
-            if total <= _KEPT * limit:
+        for copy in sorted(copies, key=_last_use):
+            if total <= _KEPT * limit or time.time() - _last_use(copy) < _IN_USE_SECONDS:
                 break
             total -= sizes[copy]
             _remove(copy)

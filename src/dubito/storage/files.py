@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from dubito.errors import ArtefactError, DiskFullError, DubitoError, MissingPackageError, StoreError
-from dubito.storage.lease import LeaseTakenError, check_held, is_lease, leased
+from dubito.storage.lease import LeaseTakenError, check_held, leased
 from dubito.storage.locations import Place, RemotePath, to_path
 
 if TYPE_CHECKING:
@@ -50,8 +50,12 @@ def write_file(path: Place, data: bytes, *, writer: str | None = None) -> None:
         path: The file.
         data: Its content.
         writer: Eight hex digits that no other writer has, where several may write the same file at the same time.
+
+    Raises:
+        StoreError: The store refuses, or this process held the lease of the file's folder and has lost it.
     """
     if isinstance(path, RemotePath):
+        check_held(path.parent)
         path.write_bytes(data)
         return
     part = path.with_name(path.name + (f".{writer}" if writer else "") + UNFINISHED)
@@ -78,6 +82,13 @@ def write_file(path: Place, data: bytes, *, writer: str | None = None) -> None:
             os.close(handle)
 
 
+def remove_file(path: Place) -> None:
+    """Remove a file, if it is there; StoreError if this process held the lease of its folder and has lost it."""
+    if isinstance(path, RemotePath):
+        check_held(path.parent)
+    path.unlink(missing_ok=True)
+
+
 def write_json(path: Place, value: Any) -> None:
     """Replace a JSON file in one step, its keys sorted so that equal values give equal bytes."""
     write_file(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
@@ -98,12 +109,7 @@ def write_sealed(path: Place, entries: Mapping[str, Any], *, compact: bool = Fal
         path: The file.
         entries: What it says.
         compact: On one line, ten times faster, for files that are written often; all keys must be text.
-
-    Raises:
-        StoreError: This process held the lease of the file's folder, and has lost it.
     """
-    if isinstance(path, RemotePath):
-        check_held(path.parent)
     if compact:
         text = json.dumps(dict(entries), sort_keys=True, allow_nan=False)
         write_file(path, f'{{"digest": "{_hash(text)}", {text[1:]}\n'.encode())
@@ -165,9 +171,12 @@ def locked(
         except (Timeout, LeaseTakenError) as error:
             repair = "Wait until it has ended, or choose another folder."
             raise busy(f"another process is writing into '{folder}'. {repair}") from error
-        except (OSError, StoreError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise refused(f"the folder '{folder}' cannot be written ({reason}). Choose another one.") from error
+        except StoreError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            raise refused(f"the folder '{folder}' cannot be written ({error}). Choose another one.") from error
+        except OSError as error:
+            raise refused(f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one.") from error
         try:
             yield
         except OSError as error:
@@ -287,11 +296,6 @@ def application_folder(kind: Literal["data", "caches"]) -> Path:
         names = {"data": ("XDG_DATA_HOME", "~/.local/share"), "caches": ("XDG_CACHE_HOME", "~/.cache")}
         base = os.environ.get(names[kind][0]) or names[kind][1]
     return Path(base).expanduser() / "dubito"
-
-
-def is_lock(name: str) -> bool:
-    """Whether a file of a folder is its lock."""
-    return name == LOCK or is_lease(name)
 
 
 def encode(text: str) -> bytes:

@@ -1,14 +1,14 @@
 """A lock in an object store: a lease, because no system releases a lock there when its holder dies.
 
-    .lock-000001, .lock-000002, ...    files of a folder; the one with the highest number counts
+    .lock/000001, .lock/000002, ...    files below a folder; the one with the highest number counts
 
-Whoever creates the next number holds the folder. Stores create a file for one writer alone (`RemotePath.create`), so
-there is one holder. It renews its file every few seconds, and marks it as released in the end. A file that has not
-been renewed for `_PATIENCE_SECONDS` belongs to a process that has died, and the next number may be created; if it was a
-process of this machine, it is known at once that it has died. No clocks are compared.
+Whoever creates the next number holds the folder. Stores create a file for one writer alone (`RemotePath.create`), which
+is tried out each time, so there is one holder. It renews its file every few seconds, and marks it as released in the
+end. A file that has not been renewed for `_PATIENCE_SECONDS` belongs to a process that has died, and the next number
+may be created; if it was a process of this machine, it is known at once that it has died. No clocks are compared.
 
-A holder that was suspended for longer than that has lost its lease. It finds the higher number before it replaces the
-file that describes a folder (`check_held`). Between that look and the write lies a moment in which another one may
+A holder that was suspended for longer than that has lost its lease. It finds the higher number before it writes or
+removes a file of the folder (`check_held`). Between that look and the write lies a moment in which another one may
 write as well; a lock of a disk has no such moment.
 """
 
@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import platform
-import re
 import secrets
 import threading
 import time
@@ -27,9 +26,8 @@ from typing import Any, final
 from dubito.errors import StoreError
 from dubito.storage.locations import RemotePath
 
-PREFIX = ".lock-"
-_NAME = re.compile(r"\.lock-(\d{6,})")
-_RENEWAL_SECONDS, _PATIENCE_SECONDS, _LOOK_SECONDS = 4.0, 15.0, 0.5
+FOLDER = ".lock"
+_RENEWAL_SECONDS, _PATIENCE_SECONDS, _LOOK_SECONDS, _END_SECONDS = 4.0, 15.0, 0.5, 5.0
 _HELD: dict[str, "Lease"] = {}
 """The leases of this process, by folder."""
 
@@ -44,17 +42,18 @@ class Lease:
 
     def __init__(self, folder: RemotePath, number: int) -> None:
         self.folder, self.number = folder, number
-        self._file = folder / f"{PREFIX}{number:06}"
+        self._file = folder / FOLDER / f"{number:06}"
         self._owner = {"token": secrets.token_hex(8), "machine": _machine(), "pid": os.getpid()}
         self._renewals = 0
         self._done = threading.Event()
         self._file.create(self._content())
+        self._check_exclusive()
         self._thread = threading.Thread(target=self._renew, name="dubito-lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise StoreError if another process has taken the folder meanwhile."""
-        if _latest(self.folder) != self.number:
+        if max(_numbers(self.folder), default=0) != self.number:
             raise StoreError(
                 f"'{self.folder}' is written by another process now: this one was suspended, or had no connection, for "
                 f"more than {_PATIENCE_SECONDS:g} s. Run the same call again: what was finished is kept."
@@ -63,15 +62,25 @@ class Lease:
     def release(self) -> None:
         """Let others have the folder; the file stays, because numbers must rise."""
         self._done.set()
-        self._thread.join()
+        self._thread.join(_END_SECONDS)
         with contextlib.suppress(StoreError):  # then others wait until they see that it is not renewed
             self._file.write_bytes(self._content(released=True))
 
     def remove_older(self) -> None:
         """Remove the files of earlier holders."""
-        for name in self.folder.sizes():
-            if (number := _number(name)) is not None and number < self.number:
-                (self.folder / name).unlink(missing_ok=True)
+        for number in _numbers(self.folder):
+            if number < self.number:
+                (self.folder / FOLDER / f"{number:06}").unlink(missing_ok=True)
+
+    def _check_exclusive(self) -> None:
+        """Raise StoreError for a store that would give the same lease to another process."""
+        with contextlib.suppress(FileExistsError):
+            self._file.create(self._content())
+            self._file.unlink(missing_ok=True)
+            raise StoreError(
+                f"'{self.folder}' is in a store that replaces files where a new one was to be created, so that two "
+                f"processes could write there at the same time. Write to a disk, and copy the folder."
+            )
 
     def _renew(self) -> None:
         while not self._done.wait(_RENEWAL_SECONDS):
@@ -111,41 +120,46 @@ def check_held(folder: RemotePath) -> None:
         lease.check()
 
 
-def is_lease(name: str) -> bool:
-    """Whether a file is that of a lease."""
-    return _number(name) is not None
-
-
 def _acquire(folder: RemotePath, deadline: float) -> Lease:
     while True:
-        latest = _latest(folder)
-        if latest:
-            _wait_until_free(folder / f"{PREFIX}{latest:06}", deadline)
+        latest = max(_numbers(folder), default=0)
+        if latest and not _is_free(folder / FOLDER / f"{latest:06}", deadline):
+            continue
         with contextlib.suppress(FileExistsError):  # another process was faster: look at its lease
-            return Lease(folder, latest + 1)
+            lease = Lease(folder, latest + 1)
+            if max(_numbers(folder)) == lease.number:
+                return lease
+            lease.release()  # there was a higher number, which was not there when this process looked
 
 
-def _wait_until_free(file: RemotePath, deadline: float) -> None:
-    """Return once a lease is released or its holder has died; LeaseTakenError if it is alive after the deadline."""
-    content, seen = _read(file), time.monotonic()
-    while content and not content.get("released") and not _has_died(content):
+def _is_free(file: RemotePath, deadline: float) -> bool:
+    """Whether a lease is released or its holder has died; False if it is gone, so that another one counts.
+
+    Raises:
+        LeaseTakenError: Its holder is alive after the deadline.
+    """
+    content, since = _read(file), time.monotonic()
+    while content is not None and not content.get("released") and not _has_died(content):
         now = time.monotonic()
-        if now - seen > _PATIENCE_SECONDS:
-            return
+        if now - since > _PATIENCE_SECONDS:
+            return True
         time.sleep(_LOOK_SECONDS)
         if (latest := _read(file)) != content:
-            if now > deadline and latest and not latest.get("released"):
+            if now > deadline and latest is not None and not latest.get("released"):
                 raise LeaseTakenError
-            content, seen = latest, now
+            content, since = latest, now
+    return content is not None
 
 
 def _read(file: RemotePath) -> dict[str, Any] | None:
-    """What a lease says; None if its file is gone or holds anything else."""
+    """What a lease says, nothing if that cannot be read; None if its file is gone."""
     try:
         content = json.loads(file.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return None
-    return content if isinstance(content, dict) else None
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _has_died(content: dict[str, Any]) -> bool:
@@ -162,18 +176,13 @@ def _has_died(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> str:
-    """This machine since it was started, and the name by which containers on it differ."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
+    """This machine since it was started; containers on it differ in name, or in how they number processes."""
+    boot, numbers = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     with contextlib.suppress(OSError):
-        return f"{platform.node()} {boot.read_text().strip()}"
+        return f"{platform.node()} {boot.read_text().strip()} {numbers.readlink()}"
     return f"{platform.node()} {secrets.token_hex(8)}"  # unlike every other: whether a process has died is unknown
 
 
-def _latest(folder: RemotePath) -> int:
-    """The highest number of a lease; 0 if there is none."""
-    return max((number for name in folder.sizes() if (number := _number(name)) is not None), default=0)
-
-
-def _number(name: str) -> int | None:
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+def _numbers(folder: RemotePath) -> list[int]:
+    """The numbers of all leases of a folder."""
+    return [int(name) for name in (folder / FOLDER).sizes() if name.isdecimal() and len(name) < 19]

@@ -135,7 +135,7 @@ class RemotePath:
             return sorted(name[len(root) + 1 :] for name in names)
 
     def open(self, mode: str = "rb", block: int = BLOCK) -> io.BufferedReader:
-        """The file for reading, at any position, with requests of so many bytes; it needs not be closed."""
+        """The file for reading, at any position, with requests of so many bytes; it need not be closed."""
         if mode != "rb":
             raise ValueError(f"mode must be 'rb'; got {mode!r}. A remote file is written as a whole: write_bytes.")
         return io.BufferedReader(_RemoteFile(self), block)
@@ -249,6 +249,8 @@ def to_place(text: str | Place) -> Place:
     """
     if isinstance(text, RemotePath):
         return text
+    if isinstance(text, str) and text.lower().startswith("file://"):
+        return Path(text[len("file://") :])
     return RemotePath(str(text)) if is_url(text) else Path(text).expanduser()
 
 
@@ -318,7 +320,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def to_readable(place: Place, block: int = BLOCK) -> Path | io.BufferedReader:
-    """What readers of archives take: a path as it is, of an address an open file, which needs not be closed.
+    """What readers of archives take: a path as it is, of an address an open file, which need not be closed.
 
     Args:
         place: The file.

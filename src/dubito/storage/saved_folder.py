@@ -22,10 +22,10 @@ from typing import Any, TypeVar, final
 from dubito.errors import ArtefactError, StoreError
 from dubito.storage.copies import forget_copy, local_copy, staged
 from dubito.storage.files import (
+    LOCK,
     UNFINISHED,
     check_empty,
     checksum,
-    is_lock,
     locked,
     not_there,
     read_sealed,
@@ -34,6 +34,7 @@ from dubito.storage.files import (
     write_sealed,
     writing,
 )
+from dubito.storage.lease import check_held
 from dubito.storage.locations import Place, RemotePath, sizes_in
 
 Loaded = TypeVar("Loaded")
@@ -72,6 +73,8 @@ class SavedFolder:
                 write_sealed(folder / self.description, {"format": self.format, **described})
             finally:
                 with contextlib.suppress(OSError, StoreError):
+                    if isinstance(folder, RemotePath):
+                        check_held(folder)  # else the parts may be those of whoever holds it now
                     self._sweep(folder)
 
     def read(self, folder: Place) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class SavedFolder:
                 f"{self.kind} in '{folder}' refers to {name!r}, which is not one of its parts. Save it again."
             )
         place, whole = folder / name, False
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             path = local_copy(place, folder="." not in name)
             whole = self.is_whole(path, check=check)
             if not whole and forget_copy(place):
@@ -158,7 +161,7 @@ class SavedFolder:
             with contextlib.suppress(ArtefactError):
                 self.read(folder)
                 return
-            names = sorted(name for name in sizes_in(folder) if not is_lock(name))
+            names = sorted(name for name in sizes_in(folder) if name != LOCK)
         # A description that cannot be read is ours, and damaged, only where our parts lie beside it.
         if not any(self._is_ours(name) for name in names):
             check_empty(folder, names, self.kind, f"the folder of the {self.kind} to replace")
