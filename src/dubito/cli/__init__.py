@@ -154,7 +154,7 @@ for _name, _command, _example in (
     ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("watch", guard.watch, "guard photos/today --request-labels 50"),
     ("serve", serve.serve, "guard --port 8000 --watch guard.watch"),
-    ("plan", plan.plan, "--images 1e9 --rate 250 --hours 168 --images-per-request 1000 --price 1.2"),
+    ("plan", plan.plan, "--images 1e9 --rate 250 --hours 168 --images-per-request 9 --price 1.2"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),
