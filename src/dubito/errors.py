@@ -157,7 +157,7 @@ def first_words(text: object, most: int = 200) -> str:
     'size mismatch for head: 1000 classes ...'
     """
     words = str(text).split() or [type(text).__name__]
-    line = words[0]
+    line = words[0] if len(words[0]) < most else f"{words[0][: most - len(' ...')]}..."
     for word in words[1:]:
         if len(line) + len(word) + len(" ...") >= most:
             return f"{line} ..."

@@ -7,6 +7,7 @@ Higher is always more uncertain. A probe needs model and images and writes named
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -16,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.choices import Kind
-from dubito.errors import NotFittedError, ValueRangeError
+from dubito.errors import DubitoError, NotFittedError, TableError, ValueRangeError, first_words
 from dubito.table import Provenance, Table, check_table
 from dubito.table.provenance import check_provenance
 
@@ -195,7 +196,8 @@ class Score(ABC):
     """An uncertainty from columns alone: a dataclass of its settings; learned attributes end in `_`.
 
     Subclasses name the columns they read (`needs`), those they learn from (`learns_from`) and the attributes that `fit`
-    sets (`learned`), and implement `score_batch` (and `learn`). `provenance_` is that of the table it was fitted on.
+    sets (`learned`), and implement `score_batch` (and `learn`). `provenance_` is that of the table it was fitted on;
+    `from_file_` is whether it was read from a file since.
     """
 
     name: str
@@ -208,13 +210,14 @@ class Score(ABC):
     own_probe: ClassVar[bool] = False
     """Whether it reads columns of an optional probe, so that nobody misses it where that probe has not run."""
     provenance_: Provenance | None = None
+    from_file_: bool = False
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself.
 
         What was learned before is discarded first, so a fit that fails leaves a score that is not fitted.
         """
-        for name in (*self.learned, "provenance_"):
+        for name in (*self.learned, "provenance_", "from_file_"):
             self.__dict__.pop(name, None)
         check_table(table, by=f"{self.name}.fit")
         table.require(*self.learns_from, by=f"{self.name}.fit")
@@ -231,9 +234,25 @@ class Score(ABC):
         batches = finite_batches(self.batches(table), table.name, by=f"{self.name}.score")
         u, start = torch.empty(len(table), dtype=torch.float64), 0
         for batch in batches:  # filled in place: many small parts would keep freed memory between them from being used
-            u[start : start + len(batch)] = self.score_batch(batch)
+            with self._using_a_file(table):
+                u[start : start + len(batch)] = self.score_batch(batch)
             start += len(batch)
         return finite(u, f"{self.name}.score of {table.name}")
+
+    @contextmanager
+    def _using_a_file(self, table: Table) -> Iterator[None]:
+        """Name the score where what it has learned, read from a file, does not fit together, or not the table."""
+        try:
+            yield
+        except (DubitoError, MemoryError):
+            raise
+        except Exception as error:
+            if not self.from_file_:
+                raise
+            raise TableError(
+                f"{self.name}.score: what it has learned, as its file says, does not fit {table.name} "
+                f"({first_words(error)}). Use a table of the same model, or fit the score again."
+            ) from error
 
     def learn(self, table: Table) -> None:  # noqa: B027 (nothing to learn is a fine default)
         """Set the learned attributes from a table that has the columns `learns_from`."""

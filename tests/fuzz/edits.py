@@ -108,6 +108,8 @@ def edit_tensors(script: Script, data: bytes) -> bytes:
     name = script.one_of(names)
     about = header[name]
     start, end = about["data_offsets"]
+    if not 0 <= start <= end <= len(body):
+        raise ValueError("an earlier edit has moved it")
     action = script.number(8)
     if action == 0:
         return pack_tensors(edit_json(script, header), body)

@@ -62,7 +62,7 @@ def fill() -> None:
 def catch_everything() -> None:
     try:
         hang()
-    except Exception:  # noqa: BLE001 (as a reader might)
+    except Exception:
         refuse("a loop that catches what interrupts it")
 
 

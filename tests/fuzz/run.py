@@ -83,7 +83,12 @@ def report(names: list[str], seconds: float, seed: int) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:<14}"),
+        BarColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+    )
     tallies: dict[str, Tally] = {}
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=seconds, shown="")
@@ -221,7 +226,13 @@ def _draw(examiner: Any, name: str, seconds: float, seed: int, one: Any) -> int:
         number += 1
 
         @seeded(number)
-        @settings(max_examples=50, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=50,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
         @given(st.binary(min_size=1, max_size=64))
         def drawn(script: bytes) -> None:
             if time.monotonic() < end:

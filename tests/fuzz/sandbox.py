@@ -96,7 +96,7 @@ class Examiner:
             verdict = Verdict("refused", str(error)) if _is_readable(str(error)) else _fault("crash", error)
         except HangError as error:
             verdict = _fault("hang", error)
-        except BaseException as error:  # noqa: BLE001 (panics of other languages are none of Exception)
+        except BaseException as error:
             verdict = _fault("memory" if _out_of_memory(error) else "crash", error)
         if (self._audit.seen and not target.runs_code) or (self.world.folder / "example" / "executed").exists():
             return Verdict("code", f"{self._audit.seen or 'a pickle'} was executed", str(self._audit.seen))
@@ -236,7 +236,7 @@ class _Audit:
         elif event in _NETWORK:
             raise OSError(101, "Network is unreachable")
         elif event == "open" and isinstance(details[0], str) and isinstance(details[2], int) and details[2] & _WRITING:
-            path = os.path.realpath(details[0])  # noqa: PTH120 (a hook is no place for heavier calls)
+            path = os.path.realpath(details[0])
             if not path.startswith((self._folder, "/dev/")):
                 raise PermissionError(13, "outside of the sandbox", details[0])
 

@@ -1,4 +1,4 @@
-"""Small valid files of every format that the library reads, and how checksums inside of them are made to agree again."""
+"""Small valid files of every format that the library reads, and how sums inside of them are made to agree again."""
 
 import io
 import json

@@ -98,7 +98,7 @@ def of_file(
 def of_folder(
     name: str, made: Callable[[World], list[Artefact]], read: Callable[[World, Path], Any], **limits: Any
 ) -> Target:
-    """A target whose input says how to damage one of several folders. What `read` returns is compared with the whole."""
+    """A target whose input says how to damage one of several folders; damage must not change what `read` returns."""
     whole: dict[int, Any] = {}
 
     def run(world: World, data: bytes) -> None:

@@ -15,11 +15,24 @@ from tests.fuzz.sandbox import Sandbox, Verdict
 from tests.fuzz.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
-REGRESSIONS = sorted(path for path in (Path(__file__).parent / "regressions").glob("*/*") if path.parent.name in TARGETS)
+REGRESSIONS = sorted(
+    path for path in (Path(__file__).parent / "regressions").glob("*/*") if path.parent.name in TARGETS
+)
 FAULTS = {
-    **{"loads": "loaded", "refuses": "refused", "raises": "crash", "says nothing": "crash", "talks on": "crash"},
-    **{"exits": "crash", "segfaults": "crash", "hangs": "hang", "hangs on": "hang", "fills memory": "memory"},
-    **{"announces more": "memory", "runs a command": "code", "unpickles": "code", "leaves a mark": "code"},
+    "loads": "loaded",
+    "refuses": "refused",
+    "raises": "crash",
+    "says nothing": "crash",
+    "talks on": "crash",
+    "exits": "crash",
+    "segfaults": "crash",
+    "hangs": "hang",
+    "hangs on": "hang",
+    "fills memory": "memory",
+    "announces more": "memory",
+    "runs a command": "code",
+    "unpickles": "code",
+    "leaves a mark": "code",
 }
 
 

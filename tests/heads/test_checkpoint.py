@@ -28,13 +28,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, **entries: object) -> None:
+    """As the first heads were written, without a hash of the config."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps({key: one for key, one in described.items() if key != "digest"} | entries))
 
 
 def test_three_files_and_nothing_else(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert (folder / "README.md").read_text() == make_card(head().config)
+
+
+def test_a_config_that_was_changed_since(folder):
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"timm:a"', '"timm:b"'))
+    with pytest.raises(ArtefactError, match=r"config\.json was changed after it was written"):
+        read_head(folder)
+    edit(folder, model="timm:c")
+    assert read_head(folder).config.model == "timm:c"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])

@@ -118,16 +118,21 @@ def saved(tmp_path):
     return save_score(Neighbours(k=2).fit(TABLE), tmp_path / "score")
 
 
-def rewrite(folder, **changes):
+def read(folder):
+    """What score.json says, without its hashes: as the first scores were written."""
     described = json.loads((folder / "score.json").read_text())
-    (folder / "score.json").write_text(json.dumps({**described, **changes}))
+    return {key: value for key, value in described.items() if key not in ("digest", "state_file")}
+
+
+def rewrite(folder, **changes):
+    (folder / "score.json").write_text(json.dumps({**read(folder), **changes}))
 
 
 def test_what_is_written(tmp_path):
     score = Temperature(ScaledEntropy(0.2))
     score.temperature_ = 1.5
     folder = save_score(score, tmp_path)
-    assert json.loads((folder / "score.json").read_text()) == {
+    assert read(folder) == {
         "format": 1,
         "score": "temperature",
         "settings": {"score_of": {"score": "scaled_entropy", "settings": {"scale": 0.2}}},
@@ -176,6 +181,27 @@ def test_a_damaged_file(saved, file, content):
     (saved / file).write_bytes(content)
     with pytest.raises(ArtefactError, match=r"saved score in '.*score' cannot be read \(.*\)\. Save it again\."):
         load_score(saved)
+
+
+def test_values_that_were_changed_since(saved, tmp_path):
+    text = (saved / "score.json").read_text()
+    (saved / "score.json").write_text(text.replace('"k": 2', '"k": 3'))
+    with pytest.raises(ArtefactError, match=r"score\.json was changed after it was written"):
+        load_score(saved)
+    (saved / "score.json").write_text(text)
+    other = save_score(Neighbours(k=2).fit(TABLE.rows(slice(0, 2))), tmp_path / "other")
+    (other / "state.safetensors").rename(saved / "state.safetensors")
+    with pytest.raises(ArtefactError, match=r"state\.safetensors is not the file that score\.json was written with"):
+        load_score(saved)
+    rewrite(saved)
+    assert len(load_score(saved).bank_) == 2
+
+
+def test_learned_tensors_that_do_not_fit_together(saved):
+    save_file({"bank_": torch.zeros(3)}, saved / "state.safetensors")
+    rewrite(saved)
+    with pytest.raises(TableError, match=r"neighbours\.score: what it has learned, as its file says, does not fit"):
+        load_score(saved).score(TABLE)
 
 
 def test_a_state_cut_short(saved):
@@ -227,7 +253,7 @@ def test_contents_that_make_no_score(saved, changes, message):
 
 
 def test_parts_that_are_missing(saved):
-    described = json.loads((saved / "score.json").read_text())
+    described = read(saved)
     for key in ("settings", "learned"):
         (saved / "score.json").write_text(json.dumps({k: v for k, v in described.items() if k != key}))
         with pytest.raises(ArtefactError, match="cannot be read"):

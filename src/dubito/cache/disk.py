@@ -50,10 +50,12 @@ from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.models.load import as_classifier
 from dubito.probes import base_probe
 from dubito.storage import (
+    COUNT,
     LOCK,
     UNFINISHED,
     Place,
     check_empty,
+    check_layout,
     checksum,
     encode,
     fetch_ahead,
@@ -94,6 +96,25 @@ _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.s
 _WRITER = re.compile(rf"(\.[0-9a-f]{{8}})?{re.escape(UNFINISHED)}$")
 _UNLABELLED = "none"
 _OPEN_AT_ONCE = 32
+_FORGED = "It is not as it was extracted: extract again into another folder."
+_SHARDS = [{"name": str, "bytes": COUNT, "rows": COUNT}, ...]
+_KIND = {"columns?": {str: {"shape": [COUNT, ...]}}, "shards?": _SHARDS, "head?": str, "settings?": {str: Any}}
+_NAMES = (None, [str, ...])
+_LAYOUT = {
+    "identity": {"operations?": (None, [str, ...], {str: Any}), str: Any},
+    "model": str,
+    "classes": _NAMES,
+    "label_space": str | None,
+    "batch_size": COUNT,
+    "shard_size": COUNT,
+    "threads?": (None, COUNT),
+    "label_names?": _NAMES,
+    "task_loss?": str | None,
+    "rows?": _KIND,
+    "probes?": {str: _KIND},
+    "skipped?": [[str, str], ...],
+}
+"""Of the manifest."""
 _HEADERS, _HEADER_BYTES = 1024, 1 << 14
 """Headers that are remembered, and bytes of a request for one."""
 _MOST_BYTES = 100_000_000
@@ -272,18 +293,25 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
     """
     following = [shard for shard, _ in shards[1:]] + [None]
     columns = [
-        Computed((rows, *tail), partial(_read, shard, then, name))
+        Computed((rows, *tail), partial(_read, shard, then, name, (rows, *tail)))
         for (shard, rows), then in zip(shards, following, strict=True)
     ]
     stacked = columns[0] if len(columns) == 1 else Stacked(columns)
     return stacked if name == "id" else Computed(stacked.shape, partial(_widened, stacked))
 
 
-def _read(shard: Shard, then: Shard | None, name: str, rows: Exact) -> Any:
+def _read(shard: Shard, then: Shard | None, name: str, shape: tuple[int, ...], rows: Exact) -> Any:
     """Some rows of one column of one shard; whoever reads forward needs the shard that follows next."""
     if then is not None and not isinstance(then.path, Path):
         fetch_ahead(then.path)
-    return take(_names(shard), rows).copy() if name == "id" else _opened(shard)[name][rows]
+    column = _names(shard) if name == "id" else _opened(shard).get(name)
+    if column is None or tuple(column.shape) != shape:
+        got = "none" if column is None else f"one of shape {tuple(column.shape)}"
+        raise DamagedShardError(
+            f"shard {shard.name} in '{shard.path.parent}' must have a column '{name}' of shape {shape}, as the "
+            f"manifest says; it has {got}. {_FORGED}"
+        )
+    return take(column, rows).copy() if name == "id" else column[rows]
 
 
 def _widened(column: Column, rows: Exact) -> Any:
@@ -305,7 +333,8 @@ def _opened(shard: Shard) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=_OPEN_AT_ONCE)
 def _names(shard: Shard) -> Shaped[np.ndarray, "n"]:
-    return np.asarray(unpack_strings(_opened(shard)), dtype=str)
+    with _reading(shard):
+        return np.asarray(unpack_strings(_opened(shard)), dtype=str)
 
 
 @cache
@@ -316,7 +345,13 @@ def _verify(shard: Shard) -> None:
 def read_whole(shard: Shard) -> dict[str, Tensor]:
     """The columns of a shard, every byte of which was checked."""
     _verify(shard)
-    return shard.read()
+    with _reading(shard):
+        return shard.read()
+
+
+def _reading(shard: Shard) -> contextlib.AbstractContextManager[None]:
+    """Of a shard whose checksum is right: what is in it may be anything all the same."""
+    return reading(f"shard {shard.name} in '{shard.path.parent}'", _FORGED, error=DamagedShardError)
 
 
 @dataclass
@@ -379,7 +414,9 @@ def read_manifest(folder: Place) -> Manifest | None:
         return None
     repair = "Extract again into another folder, or delete this one."
     with reading(f"cache '{folder}'", repair, error=CacheError):
-        return Manifest(**read_sealed(path, format=FORMAT))
+        entries = read_sealed(path, format=FORMAT)
+        check_layout(entries, _LAYOUT)
+        return Manifest(**entries)
 
 
 def remove_replaced(folder: Place, manifest: Manifest) -> None:
@@ -519,6 +556,15 @@ def open_cache(
         raise CacheError(f"open: labels cannot be added to the augmented images of '{folder}' for one table. {store}")
     if model is not None:
         check_identity(folder, manifest.identity, manifest.identity | model.model_parts)
+    with reading(f"cache '{folder}'", _FORGED, error=CacheError):
+        table = _table(folder, manifest, model)
+    return (
+        table if labels is None else label_table(table, labels, label_space, of_targets="targets" in manifest.identity)
+    )
+
+
+def _table(folder: Place, manifest: Manifest, model: Provenance | None) -> Table:
+    """The columns of all shards, with what the manifest says about them."""
     sizes = sizes_in(folder)
     columns: dict[str, Any] = {"id": sharded_column(_shards(folder, sizes, manifest.rows, manifest.rows), "id")}
     for kind in manifest.kinds:
@@ -536,7 +582,7 @@ def open_cache(
             for name, probe in manifest.probes.items()
         },
     )
-    table = Table(
+    return Table(
         name=str(folder),
         classes=manifest.classes,
         label_space=manifest.label_space or "model",
@@ -545,17 +591,17 @@ def open_cache(
         provenance=recorded if model is None else recorded.with_model(model),
         **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
     )
-    return (
-        table if labels is None else label_table(table, labels, label_space, of_targets="targets" in manifest.identity)
-    )
 
 
 def _rebuilt(feature: Column, shard: Shard) -> Computed:
     """Logits from stored features and the head: W z + b."""
     shard.check()
     head = shard.read()
-    shape = (feature.shape[0], head["weight"].shape[0])
-    return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
+    weight, bias = head["weight"], head.get("bias")
+    if weight.ndim != 2 or weight.shape[1:] != feature.shape[1:] or (bias is not None and len(bias) != len(weight)):
+        shapes = ", ".join(f"{key} {tuple(one.shape)}" for key, one in head.items())
+        raise ValueError(f"its last layer, {shapes}, does not fit features of shape {tuple(feature.shape)}")
+    return Computed((feature.shape[0], len(weight)), lambda rows: F.linear(feature[rows], weight, bias))
 
 
 def named_shard(folder: Place, name: str) -> Shard:

@@ -17,7 +17,6 @@ the agreement of the same predictions and labels paired at random. `dubito.audit
 import math
 import re
 import warnings
-import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -277,7 +276,7 @@ def _read_targets(path: Path) -> Any:
             names = list(loaded.files)
             if _KEY in names or len(names) == 1:
                 return loaded[_KEY if _KEY in names else names[0]]
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except Exception as error:  # readers of headers and archives raise kinds of their own, such as TokenError
         raise ImagesError(
             f"targets file '{path}' must be an .npy or .npz file of plain numbers; opening it gave: {error}. "
             f"Write it with numpy.save(path, targets)."

@@ -95,7 +95,8 @@ def _explain(error: BaseException, screen: Screen) -> tuple[int, str, str]:
     if isinstance(error, _ClickError):
         text: str = error.format_message().rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
         if match := re.search(r"'([^']*)' is not one of (.*)", text):
-            text += "." + suggestion(match[1], re.findall("'([^']*)'", match[2]))
+            hint = suggestion(match[1], re.findall("'([^']*)'", match[2]))
+            text += f".{hint}" if hint else ""
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
         return 2, "UsageError", f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`."
     if isinstance(error, DubitoError):

@@ -408,15 +408,15 @@ def _with_places(annotation: Any) -> Any:
 
 
 def _fields(group: Any) -> list[inspect.Parameter]:
-    """The fields of a dataclass as keyword arguments."""
+    """The fields of a dataclass as keyword arguments; one without a default is required."""
+    defaults = [one.default if one.default_factory is MISSING else one.default_factory() for one in fields(group)]
     return [
-        _keyword(one.name, one.type, one.default if one.default_factory is MISSING else one.default_factory())
-        for one in fields(group)
+        _keyword(one.name, one.type, inspect.Parameter.empty if default is MISSING else default)
+        for one, default in zip(fields(group), defaults, strict=True)
     ]
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

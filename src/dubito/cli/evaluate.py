@@ -67,9 +67,7 @@ def reject(
     cache: options.Cache,
     *,
     of: Annotated[list[str], option("An ensemble, such as tiles_2 or members; by default all.", "NAME")] = [],
-    calibration: Annotated[
-        Place | None, option("Other labelled images, for the optimal temperature.", "CACHE")
-    ] = None,
+    calibration: Annotated[Place | None, option("Other labelled images, for the optimal temperature.", "CACHE")] = None,
     uncertainty: Annotated[
         list[str],
         Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),

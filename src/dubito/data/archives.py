@@ -2,6 +2,7 @@
 
 import lzma
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from dubito.storage import reading
 from dubito.storage.locations import Place, to_readable
 from dubito.threads import Lock
 
-UNPACKING = (OSError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error)
+UNPACKING = (OSError, EOFError, KeyError, ValueError, OverflowError, RuntimeError, *_DAMAGED)
 """What reading a damaged archive may raise."""
 REPAIR = "Copy it again, or create it again."
 _ENCRYPTED = 0x1

@@ -122,8 +122,8 @@ def open_npz(path: Place, part: str | None = None) -> ArrayImages:
         small: dict[str, Any] = {key: _load(archive, info) for key, info in others.items()}
         mapped = _mapped(path, infos[prefix + pixels])
         small[pixels] = np.memmap(*mapped) if mapped else _load(archive, infos[prefix + pixels])
-    small |= {key: tuple(small[key].astype(str).tolist()) for key in ("ids", "classes") if key in small}
-    images = ArrayImages(**small, name=name)
+        small |= {key: tuple(small[key].astype(str).tolist()) for key in ("ids", "classes") if key in small}
+        images = ArrayImages(**small, name=name)
     images._mapped = mapped  # workers map the same bytes instead of receiving a copy
     return images
 

@@ -24,7 +24,9 @@ import stat
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -50,6 +52,7 @@ _ENDINGS = {".heic": "HEIF", ".heif": "HEIF", ".hif": "HEIF", ".jxl": "JXL", ".a
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"mif1"), "HEIF")
 _TIMEOUT, _DEADLINE, _ATTEMPTS = 20, 60, 3
 _CHUNK = 1 << 20
+_PIXELS_AT_ONCE = 1 << 24
 
 
 def decode(source: bytes | Path | OSError, name: str) -> Image.Image:
@@ -97,9 +100,23 @@ def decode(source: bytes | Path | OSError, name: str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """An image of any mode as RGB; the top of this file says what each mode means."""
+    """An image of any mode as RGB; the top of this file says what each mode means.
+
+    A large one is converted in bands, so that a file that announces many pixels does not take many times their memory.
+    """
+    tags, rows = getattr(image, "tag_v2", {}), max(1, _PIXELS_AT_ONCE // max(1, image.width))
+    if image.height <= rows:
+        return _to_rgb(image, tags, name)
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        whole.paste(_to_rgb(image.crop(box), tags, name), box)
+    return whole
+
+
+def _to_rgb(image: Image.Image, tags: Mapping[int, Any], name: str) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_grey_levels(image, name)).convert("RGB")
+        return Image.fromarray(_grey_levels(image, tags, name)).convert("RGB")
     if image.mode in _MAYBE_TRANSPARENT or "transparency" in image.info:
         over = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
@@ -222,9 +239,8 @@ def _download(url: str) -> bytes:
     return bytes(content)
 
 
-def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
+def _grey_levels(image: Image.Image, tags: Mapping[int, Any], name: str) -> UInt8[np.ndarray, "h w"]:
     """Grey of more than 8 bits as 0..255, rounded."""
-    tags = getattr(image, "tag_v2", {})
     values = np.asarray(image, dtype=np.float64)
     top = 1 if image.mode == "F" else 4095 if tags.get(_BITS_PER_SAMPLE) == (12,) else 65535
     # Written so that NaN fails too.

@@ -143,9 +143,16 @@ class HeadMasks:
     def load(cls, path: str | Path) -> "HeadMasks":
         """Read what `save` wrote; nothing is unpickled."""
         with read_masks(path) as (tensors, note):
-            masks = tensors["columns.head"]
+            masks, weight, bias = tensors["columns.head"], tensors["weight"], tensors.get("bias")
+            if (
+                masks.ndim != 2
+                or weight.shape[1:] != masks.shape[1:]
+                or (bias is not None and len(bias) != len(weight))
+            ):
+                shapes = ", ".join(f"{key} {tuple(one.shape)}" for key, one in tensors.items())
+                raise ValueError(f"masks and layer must have one width; got {shapes}")
             loaded = cls(members=len(masks), recipe=MaskRecipe(**note["recipe"]), seed=note["seed"])
-            loaded.masks_, loaded.weight_, loaded.bias_ = masks, tensors["weight"], tensors.get("bias")
+            loaded.masks_, loaded.weight_, loaded.bias_ = masks, weight, bias
             provenance = Provenance.from_json(note["provenance"], str(path))
             loaded.fitted_on_ = Table(feature=masks[:0], provenance=provenance, name="the table of fit")
         return loaded

@@ -11,7 +11,6 @@ guarantee is kept (`check`).
 """
 
 import json
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -54,7 +53,7 @@ from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
-from dubito.storage import Place, RemotePath, SavedFolder, to_place, write_file
+from dubito.storage import COUNT, Place, RemotePath, SavedFolder, check_layout, to_place, write_file
 from dubito.table import Table, check_table, chosen_rows
 from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance
@@ -65,6 +64,20 @@ from dubito.validate import SHARED, check_model_first, check_number, check_rows,
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
 _OBSERVED = "observed.safetensors"
+_SETS = {"coverage": float, "method": str, "class_wise": bool, "rows": COUNT, "thresholds": [float | None, ...]}
+_LAYOUT = {
+    "guarantee": {"kind": str, "level": float, "confidence": float},
+    "threshold": {"value": float, "accepted": COUNT, "errors": (None, COUNT), "of": COUNT},
+    "scores": [str, ...],
+    "weights": {str: float},
+    "aurc": {str: float},
+    "gate": float | None,
+    "roles": {"aleatoric": str | None, "epistemic": str | None, "density": str | None},
+    "sets": (None, _SETS),
+    "classes": (None, [str, ...]),
+    "rows": {str: COUNT},
+}
+"""Of guard.json."""
 _MOST_COMPARED = 2048
 """Images that are compared with the calibration images, to see whether they are these."""
 
@@ -425,7 +438,8 @@ class Guard(Result):
     def save(self, to: str | Place) -> Place:
         """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.
 
-        The folder, on the disk or at an address such as s3://bucket/guard, must be new or empty, or that of a guard, which is then replaced in one step.
+        The folder, on the disk or at an address such as s3://bucket/guard, must be new or empty, or that of a guard,
+        which is then replaced in one step.
         """
         for score in self.selection.scores.values():
             check_registered(score)
@@ -468,15 +482,13 @@ class Guard(Result):
 
     @classmethod
     def _read(cls, folder: Place, described: Mapping[str, Any]) -> "Guard":
-        threshold = Threshold(**described["threshold"])
-        if not math.isfinite(threshold.value):
-            raise ValueError(f"a threshold of {threshold.value}")
+        check_layout(described, _LAYOUT)
         parts = FOLDER.part(folder, described["parts"])
         return cls(
             guarantee=Guarantee(**described["guarantee"]),
-            threshold=threshold,
+            threshold=Threshold(**described["threshold"]),
             selection=ScoreSelection.read(parts, described),
-            calibration=Observations(**load_file(parts / _OBSERVED)),
+            calibration=Observations.from_arrays(load_file(parts / _OBSERVED)),
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
             classes=described["classes"],
             provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),

@@ -185,6 +185,9 @@ class ScoreSelection:
             )
         scores = {name: load_score(place) for name, place in zip(names, _places(folder, names), strict=True)}
         reference = {name: state[f"score.{name}"] for name in names}
+        for name, grid in state.items():
+            if grid.dtype != torch.float64 or grid.ndim != 1 or not len(grid) or not grid.isfinite().all():
+                raise ValueError(f"quantiles '{name}' must be finite numbers; got {grid.dtype}, {tuple(grid.shape)}")
         return cls(combination, scores, reference, state[_UNCERTAINTY], roles, described["gate"])
 
 

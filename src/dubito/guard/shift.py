@@ -28,7 +28,7 @@ each has its own level.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
@@ -44,6 +44,14 @@ LEVEL = 0.01
 """The probability of an alarm where images are alike, over all tests together."""
 _FEWEST = 5
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_TYPES = {
+    "uncertainty": np.float64,
+    "predicted": np.int64,
+    "density": np.float64,
+    "wrong": np.bool_,
+    "sketch": np.float32,
+}
+_MOST_CLASSES = 1 << 24
 _NOT_ALIKE = "These images are not like those: the guarantee says nothing about them."
 
 TestName = Literal["acceptance", "density", "classes"]
@@ -67,6 +75,20 @@ class Observations:
     density: Float64[np.ndarray, "n"] | None = None
     wrong: Bool[np.ndarray, "n"] | None = None
     sketch: Float32[np.ndarray, "n p"] | None = None
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Observations":
+        """Back from `arrays`; ValueError where a guard could not use them."""
+        n = len(arrays["uncertainty"])
+        for name, values in arrays.items():
+            dtype = _TYPES[name]
+            if values.dtype != dtype or values.shape[:1] != (n,) or values.ndim != 1 + (name == "sketch") or not n:
+                raise ValueError(f"{name} of the calibration images is {values.dtype} of shape {values.shape}")
+            if np.isnan(values).any():
+                raise ValueError(f"{name} of the calibration images is NaN")
+        if not ((arrays["predicted"] >= 0) & (arrays["predicted"] < _MOST_CLASSES)).all():
+            raise ValueError("predicted classes of the calibration images are out of range")
+        return cls(**arrays)
 
     def __len__(self) -> int:
         return len(self.uncertainty)

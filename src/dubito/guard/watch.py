@@ -37,6 +37,7 @@ from dubito.data.labels import Labels, labels_by_image
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard.martingale import tie_breakers
 from dubito.guard.verdict import Decisions, Verdict
+from dubito.guard.watch_layout import check_watch
 from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of, single_request
 from dubito.guard.watch_report import WatchReport, make_report, note_peaks
 from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, write_sealed
@@ -237,6 +238,7 @@ class Watch:
         with _reading(self.folder):
             saved = read_sealed(path, format=_FORMAT)
             if saved["of"] == self._identity:
+                check_watch(saved, WatchMemory.of(self.guard).to_json())
                 return WatchMemory.from_json(saved)
         raise ArtefactError(
             f"watch: '{self.folder}' is of another guard, or of another alpha or seed. Choose another folder, or the "

@@ -1,7 +1,8 @@
 """A head on disk, in the layout of the Hugging Face hub. Nothing is pickled, and nothing but these files is opened.
 
 model.safetensors    the weights, float16 or float32
-config.json          what they are: see HeadConfig; and the hash of model.safetensors, so that the two belong together
+config.json          what they are: see HeadConfig; with the hash of model.safetensors, so that the two belong together,
+                     and, since there are such, a hash of all that it says
 README.md            the model card, made from the config
 """
 
@@ -16,7 +17,7 @@ from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.module import HeadModule, check_shape
-from dubito.storage import Place, parse_json, reading, to_place, write_file, write_json, writing
+from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -141,7 +142,7 @@ def write_head(folder: str | Place, head: PretrainedHead) -> Place:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / WEIGHTS, data)
         write_file(folder / CARD, (head.card or make_card(config)).encode())
-        write_json(folder / CONFIG, entries)
+        write_sealed(folder / CONFIG, entries)
     return folder
 
 
@@ -170,6 +171,8 @@ def read_config(folder: str | Place) -> HeadConfig:
     folder = to_place(folder)
     with reading(f"head in '{folder}': {CONFIG}", "Copy it again, or save the head again."):
         entries: Any = parse_json(_read(folder, CONFIG))
+        if isinstance(entries, dict) and entries.get("format") == FORMAT and "digest" in entries:  # the first have none
+            entries = unsealed(entries, CONFIG)
     return HeadConfig.from_json(entries, f"'{folder / CONFIG}'")
 
 

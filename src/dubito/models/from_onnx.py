@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dubito.errors import MissingPackageError, ModelError, first_words
 from dubito.models.transform import NewTransform, NoTransform, Preprocess, changed_transform
+from dubito.storage import reading
 from dubito.threads import cores
 from dubito.types import Json
 
@@ -55,6 +56,11 @@ def build(
     """
     if options:
         raise ModelError(f"load: 'onnx:{name}' takes no options; got {', '.join(options)}. Leave them out.")
+    with reading(f"load: 'onnx:{name}'", "Export the guard again, and leave the file as it is.", error=ModelError):
+        return _settings(name, transform)
+
+
+def _settings(name: str, transform: NewTransform | None) -> dict[str, Any]:
     network = OnnxNetwork(Path(name).expanduser())
     settings = network.metadata["transform"] or {"kind": "none"}
     if settings["kind"] not in ("none", "preprocess") and transform is None:

@@ -3,8 +3,11 @@
 A saved score is a folder. score.json says which and how, state.safetensors holds learned tensors; nothing is pickled:
 
     {"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
+
+Since there are such, score.json also has a hash of state.safetensors, and one of all that it says itself.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -31,7 +34,7 @@ from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.storage import Place, parse_json, reading, to_place, write_file, write_json, writing
+from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
 from dubito.validate import check_choice
@@ -102,8 +105,9 @@ def save_score(score: Score, to: str | Place) -> Place:
     }
     with writing("the score", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / _STATE, save(tensors))
-        write_json(folder / _DESCRIPTION, described)
+        data = save(tensors)
+        write_file(folder / _STATE, data)
+        write_sealed(folder / _DESCRIPTION, {**described, "state_file": _hash(data)})
     return folder
 
 
@@ -125,20 +129,29 @@ def load_score(path: str | Place) -> Score:
             raise ArtefactError(f"no saved score in '{folder}': {file} is not there. Save one with dubito.save_score.")
     with reading(saved, "Save it again."):
         described: Any = parse_json((folder / _DESCRIPTION).read_bytes())
-        tensors = load((folder / _STATE).read_bytes())
+        data = (folder / _STATE).read_bytes()
         kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
         if kind != FORMAT or name not in [*SCORES]:
             raise ArtefactError(
-                f"{saved} is of a kind that this dubito does not know (format {kind}, score {name}). "
+                f"{saved} is of a kind that this dubito does not know (format {kind!s:.20}, score {name!s:.40}). "
                 f"Update dubito, or save the score again."
             )
+        if "digest" in described:  # the first scores have none
+            described = unsealed(described, _DESCRIPTION)
+            if described["state_file"] != _hash(data):
+                raise ValueError(f"{_STATE} is not the file that {_DESCRIPTION} was written with")
+        tensors = load(data)
         score = _restored(described)
         for name, value in {**described["learned"], **tensors}.items():
             if name not in score.learned:
-                raise ArtefactError(f"{saved} holds '{name}', which {score.name} does not learn.")
+                raise ArtefactError(f"{saved} holds '{name!s:.40}', which {score.name} does not learn. Save it again.")
             setattr(score, name, value)
-        score.provenance_ = Provenance.from_json(described.get("provenance"), saved)
+        score.provenance_, score.from_file_ = Provenance.from_json(described.get("provenance"), saved), True
     return score
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:

@@ -18,6 +18,7 @@ from dubito.storage.files import (
     reading,
     remove_file,
     tensors_digest,
+    unsealed,
     write_csv,
     write_file,
     write_json,
@@ -25,10 +26,12 @@ from dubito.storage.files import (
     write_tensors,
     writing,
 )
+from dubito.storage.layout import COUNT, check_layout
 from dubito.storage.locations import Place, RemotePath, is_url, sizes_in, to_path, to_place
 from dubito.storage.saved_folder import SavedFolder
 
 __all__ = [
+    "COUNT",
     "LOCK",
     "UNFINISHED",
     "Place",
@@ -36,6 +39,7 @@ __all__ = [
     "SavedFolder",
     "application_folder",
     "check_empty",
+    "check_layout",
     "checksum",
     "encode",
     "export",
@@ -56,6 +60,7 @@ __all__ = [
     "tensors_digest",
     "to_path",
     "to_place",
+    "unsealed",
     "write_csv",
     "write_file",
     "write_json",

@@ -12,19 +12,17 @@ import hashlib
 import io
 import json
 import os
-import struct
 import sys
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from dubito.errors import ArtefactError, DiskFullError, DubitoError, MissingPackageError, StoreError
+from dubito.errors import ArtefactError, DiskFullError, DubitoError, MissingPackageError, StoreError, first_words
 from dubito.storage.lease import LeaseTakenError, check_held, leased
 from dubito.storage.locations import Place, RemotePath, to_path
 
@@ -33,12 +31,11 @@ if TYPE_CHECKING:
 
 UNFINISHED = ".part"
 LOCK = ".lock"
-_DAMAGED = (SafetensorError, DubitoError, csv.Error, struct.error, zlib.error, zipfile.BadZipFile)
-_UNREADABLE = (AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, *_DAMAGED)
-"""What reading files that are not as they were written may raise."""
 _DESCRIBED = {"manifest.json": "a cache", "guard.json": "a guard", "index.json": "an index", "score.json": "a score"}
 """What a folder is, by the file that describes it."""
 _BYTES = 1 << 22
+_LONGEST = 500
+"""Letters of the reason why a file cannot be read."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -124,9 +121,15 @@ def read_sealed(path: Place, *, format: int) -> dict[str, Any]:  # noqa: A002 (t
     written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
     if written != format:
         raise ValueError(f"{path.name} must be of format {format}; got {written}")
-    if entries.pop("digest", None) != _digest(entries):
-        raise ValueError(f"{path.name} was changed after it was written")
-    return dict(entries)
+    return unsealed(entries, path.name)
+
+
+def unsealed(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The entries of a sealed JSON file without their hash; ValueError where they are not what it was computed of."""
+    plain = {key: value for key, value in entries.items() if key != "digest"}
+    if entries.get("digest") != _digest(plain):
+        raise ValueError(f"{name} was changed after it was written")
+    return plain
 
 
 def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
@@ -269,8 +272,10 @@ def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError)
         yield
     except (error, MissingPackageError, StoreError):
         raise
-    except _UNREADABLE as cause:
+    except Exception as cause:  # every package that reads files has errors of its own
         reason = f"no {cause}" if type(cause) is KeyError else str(cause) or type(cause).__name__
+        reason = "it does not fit in memory" if isinstance(cause, MemoryError) else reason
+        reason = reason if len(reason) < _LONGEST else first_words(reason, _LONGEST)  # it may quote the file
         raise error(f"{what} cannot be read ({reason}). {repair}") from cause
 
 

@@ -113,8 +113,22 @@ class Provenance:
             raise ArtefactError(
                 f"{where}: provenance has no part {odd[0]}. It was written by another version: save again."
             )
+        odd = [key for key, value in written.items() if value is not None and not _is_part(key, value)]
+        if odd:
+            raise ArtefactError(f"{where}: {odd[0]} of provenance is {written[odd[0]]!r:.40}. Save again.")
         members = tuple(one for each in written.get("members", ()) if (one := cls.from_json(each, where)))
         return cls(**{**written, "members": members})
+
+
+def _is_part(name: str, value: Any) -> bool:
+    """Whether a part from a file has the type that it was written with."""
+    if name == "operations":
+        return isinstance(value, list | dict) and all(isinstance(one, str) for one in value)
+    if name == "members":
+        return isinstance(value, list)
+    if name == "probes":
+        return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())
+    return isinstance(value, dict if name in ("head", "transform", "checkpoint") else str)
 
 
 def check_provenance(
