@@ -4,6 +4,8 @@ model.safetensors    the weights, float16 or float32
 config.json          what they are: see HeadConfig; with the hash of model.safetensors, so that the two belong together,
                      and, since there are such, a hash of all that it says
 README.md            the model card, made from the config
+config.next.json     only while a head takes the place of another: the config of the new one. Killed at any instant, the
+                     folder holds one of the two, the one whose config fits the weights
 """
 
 import hashlib
@@ -23,6 +25,7 @@ from dubito.types import Json
 from dubito.validate import check_choice
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_NEXT = "config.next.json"
 FORMAT = 1
 DiskType = Literal["float16", "float32"]
 _KINDS: dict[str, Any] = {
@@ -120,7 +123,7 @@ class PretrainedHead(NamedTuple):
 
 
 def write_head(folder: str | Place, head: PretrainedHead) -> Place:
-    """Write a head into a folder; each file is replaced in one step, the config last."""
+    """Write a head into a folder, in place of another one if there is any; each file is replaced in one step."""
     folder, config, module = to_place(folder), head.config, head.module
     described, actual = ((one.features, one.width, one.depth) for one in (config, module))
     if described != actual:
@@ -140,9 +143,13 @@ def write_head(folder: str | Place, head: PretrainedHead) -> Place:
     entries = replace(config, weights_file=_digest(data)).to_json()
     with writing("the head", folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if replaces := (folder / CONFIG).is_file():
+            write_sealed(folder / _NEXT, entries)
         write_file(folder / WEIGHTS, data)
         write_file(folder / CARD, (head.card or make_card(config)).encode())
         write_sealed(folder / CONFIG, entries)
+        if replaces:
+            (folder / _NEXT).unlink()
     return folder
 
 
@@ -150,6 +157,8 @@ def read_head(folder: str | Place) -> PretrainedHead:
     """Read what write_head wrote; every file is checked before it is used."""
     folder = to_place(folder)
     config, data = read_config(folder), _read(folder, WEIGHTS)
+    if _digest(data) != config.weights_file and (folder / _NEXT).is_file():
+        config = read_config(folder, _NEXT)
     if _digest(data) != config.weights_file:
         raise ArtefactError(
             f"head in '{folder}': {WEIGHTS} is not the file that {CONFIG} was written with; it was damaged or replaced,"
@@ -166,14 +175,14 @@ def read_head(folder: str | Place) -> PretrainedHead:
     return PretrainedHead(module, config, text)
 
 
-def read_config(folder: str | Place) -> HeadConfig:
+def read_config(folder: str | Place, name: str = CONFIG) -> HeadConfig:
     """A head's config, without reading its weights."""
     folder = to_place(folder)
-    with reading(f"head in '{folder}': {CONFIG}", "Copy it again, or save the head again."):
-        entries: Any = parse_json(_read(folder, CONFIG))
+    with reading(f"head in '{folder}': {name}", "Copy it again, or save the head again."):
+        entries: Any = parse_json(_read(folder, name))
         if isinstance(entries, dict) and entries.get("format") == FORMAT and "digest" in entries:  # the first have none
-            entries = unsealed(entries, CONFIG)
-    return HeadConfig.from_json(entries, f"'{folder / CONFIG}'")
+            entries = unsealed(entries, name)
+    return HeadConfig.from_json(entries, f"'{folder / name}'")
 
 
 def make_card(config: HeadConfig, *, name: str | None = None) -> str:
