@@ -40,6 +40,7 @@ FOLDERS = {
     "extract with workers": 12,
     "label": 28,
     "train": 36,
+    "head": 20,
     "guard": 32,
     "index": 32,
     "acquire": 32,

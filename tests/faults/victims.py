@@ -140,6 +140,29 @@ class HeadTraining(Victim):
         return json.dumps({key: value for key, value in report.items() if key not in ("finished", "updates")}).encode()
 
 
+class HeadSaving(Victim):
+    """A head that takes the place of another one."""
+
+    name, safe = "head", True
+
+    def begin(self, to: Path) -> None:
+        """The old head."""
+        self._head(seed=1).save_pretrained(to)
+
+    def work(self, to: Path) -> None:
+        """Save the new head."""
+        self._head(seed=2).save_pretrained(to)
+
+    def values(self, to: Path) -> str:
+        """Of its config, and of what it predicts."""
+        head = UncertaintyHead.from_pretrained(to)
+        return digest({"u": head.score(table(2)), "about": json.dumps(head.trained_, sort_keys=True)})
+
+    def _head(self, seed: int) -> UncertaintyHead:
+        head = UncertaintyHead(width=8, seed=seed, recipe=Recipe(rows=60, batch=60, episodes=1, warmup=0))
+        return head.fit(table(0, 60))
+
+
 class GuardSaving(Victim):
     """A guard that takes the place of another one."""
 
@@ -226,6 +249,7 @@ VICTIMS = {
         ExtractionWithWorkers,
         Labelling,
         HeadTraining,
+        HeadSaving,
         GuardSaving,
         IndexBuilding,
         AcquireLoop,
