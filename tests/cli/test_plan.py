@@ -11,6 +11,11 @@ def test_numbers_may_have_exponents(run: Run) -> None:
     assert result["simulated_hours"] == pytest.approx(result["hours"], rel=0.05)
 
 
+def test_the_rate_is_required(run: Run) -> None:
+    failed = run("plan", "--images", "1e6")
+    assert (failed.code, failed.err) == (2, "error: Missing option '--rate'. See `dubito plan --help`.\n")
+
+
 def test_errors_name_options(run: Run) -> None:
     failed = run("plan", "--images", "1e6", "--rate", "0")
     assert failed.code == 1

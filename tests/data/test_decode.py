@@ -388,3 +388,23 @@ def test_addresses_of_nothing():
         decode(read_content(RemotePath("http://127.0.0.1:1/x.png"))[0], "x")
     with pytest.raises(BrokenImageError, match="InvalidURL"):
         decode(read_content(RemotePath("http://127.0.0.1:port/x.png"))[0], "x")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "I;16", "F"])
+def test_a_large_image_is_converted_in_bands(mode, monkeypatch):
+    """To the same pixels: 16 rows of 16 in bands of 3, and one row is left."""
+    if mode in ("I;16", "F"):
+        image = Image.fromarray(RAMP if mode == "I;16" else (RAMP / 65535).astype(np.float32))
+    else:
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 4), dtype=np.uint8)).convert(mode)
+    whole = to_rgb(image, "x")
+    monkeypatch.setattr("dubito.data.decode._PIXELS_AT_ONCE", 48)
+    np.testing.assert_array_equal(to_rgb(image, "x"), whole)
+
+
+def test_values_out_of_range_are_seen_in_every_band(monkeypatch):
+    values = (RAMP / 65535).astype(np.float32)
+    values[15, 3] = 2.0
+    monkeypatch.setattr("dubito.data.decode._PIXELS_AT_ONCE", 48)
+    with pytest.raises(BrokenImageError, match=r"must have values in 0\.\.1; got .*\.\.2"):
+        to_rgb(Image.fromarray(values), "x")

@@ -9,6 +9,7 @@ import dubito
 from dubito.ensembles import HeadMasks, MaskRecipe
 from dubito.errors import ArtefactError, MissingColumnError, NotFittedError, TableError
 from dubito.metrics import SUMMARY, decompose
+from dubito.storage import read_tensors, write_tensors
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 
@@ -122,6 +123,15 @@ def test_a_layer_without_bias(tmp_path):
     again = HeadMasks.load(masks.save(tmp_path / "masks.safetensors"))
     assert again.bias_ is None
     assert torch.equal(again.logits(z), masks.logits(z))
+
+
+def test_masks_and_layer_of_another_width(fitted, tmp_path):
+    path = fitted.save(tmp_path / "masks.safetensors")
+    tensors, note = read_tensors(path)
+    for change in ({"weight": torch.zeros(3, 5)}, {"columns.head": torch.zeros(24)}, {"bias": torch.zeros(7)}):
+        write_tensors(path, tensors | change, note)
+        with pytest.raises(ArtefactError, match=r"masks and layer must have one width; got .*\. Pass a file that save"):
+            HeadMasks.load(path)
 
 
 def test_refusals(fitted):

@@ -62,7 +62,7 @@ def _check_numbers(saved: Json) -> None:
         raise ValueError("what the tests have seen is out of range")
 
 
-def _numbers(value: Any) -> list[float]:
+def _numbers(value: Any) -> list[int | float]:
     """All numbers in plain values."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
