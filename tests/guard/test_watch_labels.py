@@ -309,3 +309,13 @@ def test_the_rate_is_never_above_one(guard):
         report = watch.label({name: labels[name] for name in watch.request_labels(20)})
         assert 0.5 < report.observed <= 1
         assert report.interval[0] > 0.1
+
+
+def test_weights_are_within_their_bound_where_all_strata_are_alike(guard):
+    """By rounding, 1 / pi may exceed it, and what is read again must be a draw that can have been made."""
+    make = seen(guard, drawn_decisions(guard, 80, accepted=1.0))
+    for rate in np.linspace(0.0005, 0.05, 40).tolist():
+        state = make()._state
+        state.strata = [[1.0, rate] for _ in state.strata]
+        state.request("risk", 33, np.random.default_rng(0))
+        assert all(max(one["weights"]) <= one["largest"] for one in state.requests)

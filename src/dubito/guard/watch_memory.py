@@ -127,9 +127,10 @@ class WatchMemory:
     def _draw(self, pool: list[str], count: int, rng: np.random.Generator) -> None:
         rates = [errors / labels for labels, errors in self.strata]
         drawn = draw(np.array([rates[self.pending[name]["stratum"]] for name in pool]), count, rng)
-        request: Json = {"names": [pool[place] for place in drawn], "weights": [1 / one for one in drawn.values()]}
         largest, at = largest_weight(rates, count / len(pool)), self.pending[pool[0]]["at"]
-        self.requests.append({**request, "images": len(pool), "largest": largest, "at": at})
+        weights = [min(1 / one, largest) for one in drawn.values()]  # larger by rounding alone
+        names = [pool[place] for place in drawn]
+        self.requests.append({"names": names, "weights": weights, "images": len(pool), "largest": largest, "at": at})
         for place, name in enumerate(pool):
             if place in drawn:
                 self.pending[name]["requested"] = True
