@@ -2,7 +2,8 @@
 
 A table of ready arrays is extracted by a linear model, extracted again (nothing is left to do), opened, scored and
 evaluated; the extraction of a second table is killed half-way and resumed, and images that both tables share are found:
-one row in a hundred. So is a folder of small JPEG files, as far as it applies. Every step runs in a process of its own.
+one row in a hundred. So is a folder of small JPEG files, as far as it applies. Every step runs in a process of its own;
+those that only read run twice, and the faster run counts.
 
 Of every step, the last line, one JSON object, has at half the size and at the full size:
 
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,8 @@ def measured(steps: dict[str, Step], draw: Callable[[int, int, Path], None], n: 
         folder.mkdir()
         draw(size, width, folder)
         for name, step in steps.items():
-            with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-                took = pool.submit(alone, step, folder).result()
+            runs = [in_own_process(step, folder) for _ in range(1 if step in WRITING else 2)]
+            took = min(runs, key=itemgetter("cpu_seconds"))
             taken[name].append(took)
             rate = size / took["seconds"]
             memory = f"{took['peak_mb']:8,.0f} MB {took['resident_mb']:8,.0f} MB with mapped pages"
@@ -98,6 +100,12 @@ def measured(steps: dict[str, Step], draw: Callable[[int, int, Path], None], n: 
         "bytes_per_row": round(row_bytes, 1),
         "steps": {name: {"exponent": exponents[name], **both[name]} for name in steps},
     }
+
+
+def in_own_process(step: Step, folder: Path) -> dict[str, float]:
+    """What a step takes in a process that has done nothing else."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(alone, step, folder).result()
 
 
 def alone(step: Step, folder: Path) -> dict[str, float]:
@@ -225,6 +233,8 @@ TABLE_STEPS = {
     "evaluate": evaluate_table,
     "shared": find_shared,
 }
+WRITING = {extract_rows, extract_other, extract_images}
+"""Steps that do something else when they are repeated."""
 FOLDER_STEPS = {
     "list": list_images,
     "extract": extract_images,

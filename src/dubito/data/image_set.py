@@ -220,9 +220,9 @@ class Hashes(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return (bytes(self._data[start : start + SIZE]) for start in range(0, len(self._data), SIZE))
 
-    def append(self, content: bytes) -> None:
-        """Add the hash of one more image."""
-        self._data += content
+    def append(self, hashes: bytes) -> None:
+        """Add the hash of one more image, or of several."""
+        self._data += hashes
 
 
 @final

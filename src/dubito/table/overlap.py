@@ -286,12 +286,13 @@ def _first_rows(keys: Int[Tensor, "s"]) -> Int[Tensor, "u"]:
 
 def _file(table: Table, column: str, grid: _Grid) -> Pairs:
     """The sorted keys of a table's rows, and the row of each; rows that are not finite have none."""
-    keys, rows = [], []
+    keys, rows = torch.empty(2, len(table), dtype=torch.long)
+    n = 0
     for number, x, _ in _finite_rows(table, column, grid.columns):
-        keys.append(grid.keys(grid.cells(x)))
-        rows.append(number)
-    ordered, order = torch.cat(keys).sort(stable=True)
-    return ordered, torch.cat(rows)[order]
+        keys[n : n + len(x)], rows[n : n + len(x)] = grid.keys(grid.cells(x)), number
+        n += len(x)
+    ordered, order = keys[:n].sort(stable=True)
+    return ordered, rows[order]
 
 
 def _candidates(grid: _Grid, filed: Pairs, x: Float[Tensor, "b k"], reach: Float[Tensor, "b k"]) -> Iterator[Pairs]:
