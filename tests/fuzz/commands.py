@@ -41,7 +41,6 @@ CALLS = (
     "ensemble cache --of tiles_2 --resamples 5 --partitions 1",
     "reject cache --of tiles_2 --resamples 5",
     "report cache --to out.html --images images --top 3",
-    "map cache --to out.html --images images --perplexity 5",
     "acquire cache --strategy power --count 3 --to picks.csv",
     "label-issues cache --to issues.csv",
     f"audit {_MODEL} images --limit 12 --workers 0",

@@ -3,7 +3,7 @@
     python tests/fuzz/run.py --seconds 300
     python tests/fuzz/run.py --seconds 60 --target guard --target index
 
-Every target has the same share of the time, in a process of its own. An input that shows a fault is saved in
+Every target has its share of the time, in a process of its own. An input that shows a fault is saved in
 regressions/TARGET/, one for each place in the code, and the tests replay it from then on. The last line that is
 printed is a JSON object; the exit code is 1 where there was a fault.
 """
@@ -19,14 +19,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT)]
 from tests.fuzz.sandbox import Examiner, private, scratch_folder  # noqa: E402 (after the path; imports nothing heavy)
 
-KINDS = ("crash", "hang", "memory", "code")
+KINDS = {"crash": "crashes", "hang": "hangs", "memory": "memory", "code": "code"}
+"""Faults, and what the last line calls them."""
 _GRACE = 120.0
 """Seconds beyond its share after which a process hangs."""
 _GUIDED = importlib.util.find_spec("atheris") is not None
@@ -74,44 +74,47 @@ def main() -> int:
     names = options.target or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"no target {unknown[0]}; there are {', '.join(TARGETS)}")
-    return report(names, options.seconds, options.seed)
+    parts = sum(TARGETS[name].share for name in names)
+    return report(run_all({name: options.seconds * TARGETS[name].share / parts for name in names}, options.seed))
 
 
-def report(names: list[str], seconds: float, seed: int) -> int:
-    """Run targets in turn under a progress bar, and print what became of them."""
+def run_all(shares: dict[str, float], seed: int) -> dict[str, Tally]:
+    """Run targets in turn, each for its seconds, under a progress bar."""
     from rich.console import Console  # noqa: PLC0415 (workers do not need it)
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    text = TextColumn("{task.description:<14}"), TextColumn("{task.fields[shown]}")
+    tallies: dict[str, Tally] = {}
+    with Progress(text[0], BarColumn(), text[1], TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        bar, before = progress.add_task("", total=sum(shares.values()), shown=""), 0.0
+        for name, seconds in shares.items():
+
+            def shown(tally: Tally, done: float, before: float = before, name: str = name) -> None:
+                counted = f"{tally.executions:,} inputs, {len(tally.faults)} faults"
+                progress.update(bar, completed=before + done, description=name, shown=counted)
+
+            tallies[name] = run_target(name, seconds, seed, shown)
+            before += seconds
+    return tallies
+
+
+def report(tallies: dict[str, Tally]) -> int:
+    """Print what became of all inputs, and return the exit code."""
+    from rich.console import Console  # noqa: PLC0415 (workers do not need it)
     from rich.table import Table  # noqa: PLC0415
 
-    columns = (
-        TextColumn("{task.description:<14}"),
-        BarColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(),
-    )
-    tallies: dict[str, Tally] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=seconds, shown="")
-        for place, name in enumerate(names):
-            share = seconds / len(names)
-
-            def shown(tally: Tally, done: float, before: float = place * share, name: str = name) -> None:
-                text = f"{tally.executions:,} inputs, {len(tally.faults)} faults"
-                progress.update(bar, completed=before + done, description=name, shown=text)
-
-            tallies[name] = run_target(name, share, seed, shown)
     table = Table("target", "inputs", "loaded", "refused", *KINDS)
     for name, tally in tallies.items():
         own = [tally.outcomes["loaded"], tally.outcomes["refused"], *map(tally.count, KINDS)]
         table.add_row(name, f"{tally.executions:,}", *map(str, own))
-    Console().print(table)
+    console = Console()
+    console.print(table)
     for name, tally in tallies.items():
         for where, (kind, text) in tally.faults.items():
-            Console().print(f"{name}: {kind}: {where}\n{text}\n", markup=False, highlight=False)
-    totals = {kind: sum(tally.count(kind) for tally in tallies.values()) for kind in KINDS}
-    words = {"crash": "crashes", "hang": "hangs", "memory": "memory", "code": "code"}
+            console.print(f"{name}: {kind}: {where}\n{text}\n", markup=False, highlight=False)
+    totals = {words: sum(tally.count(kind) for tally in tallies.values()) for kind, words in KINDS.items()}
     executions = sum(tally.executions for tally in tallies.values())
-    print(json.dumps({"targets": len(names), "executions": executions, **{words[key]: n for key, n in totals.items()}}))  # noqa: T201
+    print(json.dumps({"targets": len(tallies), "executions": executions, **totals}))  # noqa: T201
     return 1 if any(totals.values()) else 0
 
 
@@ -122,6 +125,7 @@ def run_target(name: str, seconds: float, seed: int, shown: Callable[[Tally, flo
         with scratch_folder() as folder:
             command = [sys.executable, __file__, "--worker", folder, "--target", name]
             command += ["--seconds", str(seconds - spent), "--seed", str(seed)]
+            (folder / "started").touch()
             with (folder / "log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
             while (state := _state(process, folder, seconds - spent)) == "running":
@@ -141,17 +145,17 @@ def _state(process: "subprocess.Popen[bytes]", folder: Path, seconds: float) -> 
     """Whether a worker is running, done, or what it died of; one that has overrun its time is ended."""
     if process.poll() is not None:
         return "done" if process.returncode == 0 else f"died ({process.returncode})"
-    if _seconds(folder) > seconds + _GRACE:
+    if _seconds(folder) > seconds + _GRACE or _seconds(folder, "started") > seconds + 5 * _GRACE:
         process.kill()
         process.wait()
         return "hangs"
     return "running"
 
 
-def _seconds(folder: Path) -> float:
-    """For how long a worker has been drawing inputs."""
-    began = folder / "began"
-    return time.time() - began.stat().st_mtime if began.exists() else 0.0
+def _seconds(folder: Path, since: str = "began") -> float:
+    """For how long a worker has been drawing inputs, or has been there."""
+    file = folder / since
+    return time.time() - file.stat().st_mtime if file.exists() else 0.0
 
 
 def _read(folder: Path) -> Tally:
@@ -173,36 +177,15 @@ def save(name: str, data: bytes) -> Path:
 def work(folder: Path, name: str, seconds: float, seed: int) -> int:
     """The process of one target: draw inputs until the time is over, and keep the tally in a file."""
     private(folder)
-    guided = _GUIDED and name not in _DRAWN
-    if guided:
-        import atheris  # noqa: PLC0415 (optional)
+    if not _GUIDED or name in _DRAWN:
+        return _draw(Recorder(folder, name, seconds, Examiner(folder)), seconds, seed)
+    import atheris  # noqa: PLC0415 (optional)
 
-        with atheris.instrument_imports(include=["dubito"]):
-            examiner = Examiner(folder)
-    else:
+    with atheris.instrument_imports(include=["dubito"]):
         examiner = Examiner(folder)
-    examiner.examine(name, b"")  # prepares what the target needs
-    tally, noted, began = Tally(), [0.0], time.time()
-    (folder / "began").touch()
-
-    def one(data: bytes) -> None:
-        (folder / "input").write_bytes(data)
-        verdict = examiner.examine(name, data)
-        tally.executions += 1
-        tally.outcomes[verdict.kind] += 1
-        if verdict.fault and verdict.place not in tally.faults:
-            save(name, data)
-            tally.faults[verdict.place] = [verdict.kind, verdict.text]
-        if time.time() - noted[0] > 0.3 or time.time() - began > seconds - 1:
-            noted[0] = time.time()
-            (folder / "tally.part").write_text(json.dumps(vars(tally)))
-            (folder / "tally.part").replace(folder / "tally.json")
-
-    if not guided:
-        return _draw(examiner, name, seconds, seed, one)
-    corpus = folder / "corpus"
+    one, corpus = Recorder(folder, name, seconds, examiner), folder / "corpus"
     corpus.mkdir()
-    for number, data in enumerate(examiner.targets[name].seeds(examiner.world)):
+    for number, data in enumerate(one.target.seeds(examiner.world)):
         (corpus / str(number)).write_bytes(data)
     # Limits of time and memory are the examiner's: both would use the same timer.
     limits = [f"-max_total_time={max(1, int(seconds))}", "-timeout=0", "-rss_limit_mb=0", f"-seed={seed}"]
@@ -211,32 +194,51 @@ def work(folder: Path, name: str, seconds: float, seed: int) -> int:
     return 0
 
 
-def _draw(examiner: Any, name: str, seconds: float, seed: int, one: Any) -> int:
+class Recorder:
+    """Examines inputs of one target, and keeps the tally in a file: the process may die at any of them."""
+
+    def __init__(self, folder: Path, name: str, seconds: float, examiner: Examiner) -> None:
+        self.folder, self.name, self.examiner, self.target = folder, name, examiner, examiner.targets[name]
+        examiner.examine(name, b"")  # prepares what the target needs
+        self._tally, self._noted, self._end = Tally(), 0.0, time.time() + seconds
+        (folder / "began").touch()
+
+    def __call__(self, data: bytes) -> None:
+        """Examine one input."""
+        (self.folder / "input").write_bytes(data)
+        verdict = self.examiner.examine(self.name, data)
+        self._tally.executions += 1
+        self._tally.outcomes[verdict.kind] += 1
+        if verdict.fault and verdict.place not in self._tally.faults:
+            save(self.name, data)
+            self._tally.faults[verdict.place] = [verdict.kind, verdict.text]
+        now = time.time()
+        if now - self._noted > 0.3 or now > self._end - 1:
+            self._noted = now
+            (self.folder / "tally.part").write_text(json.dumps(vars(self._tally)))
+            (self.folder / "tally.part").replace(self.folder / "tally.json")
+
+
+def _draw(one: Recorder, seconds: float, seed: int) -> int:
     """Scripts by hypothesis, in rounds, until the time is over."""
     from hypothesis import HealthCheck, Phase, given, settings  # noqa: PLC0415 (libFuzzer draws by itself)
     from hypothesis import seed as seeded  # noqa: PLC0415
     from hypothesis import strategies as st  # noqa: PLC0415
 
-    end, target = time.monotonic() + seconds, examiner.targets[name]
-    for data in target.seeds(examiner.world):
+    end, world = time.monotonic() + seconds, one.examiner.world
+    for data in one.target.seeds(world):
         if time.monotonic() < end:
             one(data)
-    number = seed or int(time.time())
+    number, checks = seed or int(time.time()), list(HealthCheck)
     while time.monotonic() < end:
         number += 1
 
         @seeded(number)
-        @settings(
-            max_examples=50,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(max_examples=50, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=checks)
         @given(st.binary(min_size=1, max_size=64))
         def drawn(script: bytes) -> None:
             if time.monotonic() < end:
-                one(target.example(examiner.world, script))
+                one(one.target.example(world, script))
 
         drawn()
     return 0

@@ -56,6 +56,7 @@ class Target:
         examples: How many examples the short slice takes.
         memory: Bytes that an input may take.
         seconds: How long an input may take.
+        share: Of the time of a long run, compared with other targets.
         runs_code: Whether a user may ask for code to be run, and for packages that keep pickles of their own.
     """
 
@@ -66,6 +67,7 @@ class Target:
     examples: int = 60
     memory: int = 256 * MEGABYTE
     seconds: float = 10.0
+    share: int = 1
     runs_code: bool = False
 
 
@@ -257,6 +259,17 @@ def read_masks_file(world: World, folder: Path) -> Any:
     return [extended.whole(name).tolist() for name in ("masks", "masks_logit")], masks.seed, str(masks.recipe)
 
 
+def read_training(world: World, folder: Path) -> Any:
+    run = world.train(folder)
+    return tensors_digest(run.module.state_dict()), run.history
+
+
+def read_acquisition(world: World, folder: Path) -> Any:
+    acquisition = world.acquire(folder)
+    str(acquisition)
+    return acquisition.to_dict()
+
+
 def _bytes_of(*files: bytes) -> Callable[[World], list[bytes]]:
     return lambda _: list(files)
 
@@ -282,7 +295,7 @@ _NOTES = _bytes_of(b'{"a/0.png": {"marked": true, "label": "a", "note": "x"}}', 
 _CSV = _bytes_of(*seeds.LABELS, seeds.VOTES, seeds.PICKS)
 _IMAGES = {"memory": 2048 * MEGABYTE, "seconds": 30.0}
 """Of one image: 179 million pixels may be read."""
-_CLI = {"memory": 1024 * MEGABYTE, "seconds": 60.0, "runs_code": True}
+_CLI = {"memory": 1024 * MEGABYTE, "seconds": 60.0, "share": 4, "runs_code": True}
 _ALL: Sequence[tuple[Target, str | None]] = (
     (of_file("image", ".png", _made(seeds.pictures), read_image, **_IMAGES), None),
     (of_file("image-sealed", ".png", _made(seeds.pictures), read_image, seal=seeds.with_png_sums, **_IMAGES), None),
@@ -307,6 +320,8 @@ _ALL: Sequence[tuple[Target, str | None]] = (
     (of_folder("index", lambda world: world.indexes, read_index), None),
     (of_folder("head", lambda world: world.heads, read_head_folder), None),
     (of_folder("score", lambda world: world.scores, read_score), None),
+    (of_folder("training", lambda world: world.trainings, read_training), None),
+    (of_folder("acquisition", lambda world: world.acquisitions, read_acquisition), None),
     (of_folder("masks", lambda world: world.masks, read_masks_file), None),
     (Target("cli", commands.scripts, lambda _, script: script, commands.run, examples=30, **_CLI), None),
 )

@@ -23,7 +23,9 @@ import dubito
 from dubito.ensembles.head_masks import HeadMasks
 from dubito.guard import Decisions
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
+from dubito.heads.loop import Run
 from dubito.heads.module import HeadModule
+from dubito.heads.recipe import Recipe
 from dubito.models.wrap import WrappedClassifier
 from dubito.storage import tensors_digest
 from dubito.table import Table
@@ -313,6 +315,31 @@ class World:
             dubito.save_score(dubito.scores.make_score(name).fit(self.table), to)
             made.append(Artefact.of(to, seal_score))
         return made
+
+    def train(self, folder: Path) -> Run:
+        """Train a head, or go on with the training that a folder holds."""
+        recipe = Recipe(episodes=3, warmup=0, rows=240, batch=60)
+        loss = nn.functional.cross_entropy(self.table.logit, self.table.label, reduction="none")
+        run = Run(self.table.extended(loss=loss), recipe, HeadModule(6, width=4, depth=1), 0, None, folder)
+        run.go(progress=False)
+        return run
+
+    @cached_property
+    def trainings(self) -> list[Artefact]:
+        """The state of a training that has ended."""
+        self.train(to := self.folder / "training")
+        return [Artefact.of(to, lambda folder: seal_tensors(folder / "state.safetensors"))]
+
+    def acquire(self, folder: Path) -> dubito.active.Acquisition:
+        """Choose images to label, or go on with the choices that a folder holds."""
+        return dubito.active.Acquire("random").run(self.table, rounds=2, count=3, start=20, to=folder)
+
+    @cached_property
+    def acquisitions(self) -> list[Artefact]:
+        """Two rounds of choices, without the file that people write labels into."""
+        self.acquire(to := self.folder / "acquisition")
+        (to / "picks.csv").unlink()
+        return [Artefact.of(to, lambda folder: seal_json(folder / "acquisition.json"))]
 
     @cached_property
     def masks(self) -> list[Artefact]:
