@@ -23,11 +23,15 @@ from dubito.active.labels import add_labels, read_labels, without_label, write_p
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.result import Axes, Result, axes, cell, plain
-from dubito.storage import encode, read_sealed, reading, write_sealed, writing
+from dubito.storage import COUNT, check_layout, encode, read_sealed, reading, write_sealed, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
 STATE = "acquisition.json"
+_NUMBERS = (None, [float | None, ...])
+_PICKS = {"rows": [COUNT, ...], "ids": [str | int, ...], "u": _NUMBERS, "round": COUNT, "strategy": str}
+_ROUND = {"labelled": COUNT, "accuracy": float | None, "picks": (None, _PICKS)}
+_LAYOUT = {"identity": {str: Any}, "rounds": [_ROUND, ...]}
 PICKS = "picks.csv"
 _FORMAT = 1
 
@@ -102,6 +106,8 @@ class Round:
         if picks is not None:
             u = None if picks["u"] is None else np.array(picks["u"], dtype=np.float64)
             rows = np.array(picks["rows"], dtype=np.int64)
+            if len(rows) != len(picks["ids"]) or (u is not None and len(rows) != len(u)):
+                raise ValueError("picks must have one id and one uncertainty per row")
             picks = Picks(rows, list(map(str, picks["ids"])), u, int(picks["round"]), str(picks["strategy"]))
         return cls(int(values["labelled"]), values["accuracy"], picks)
 
@@ -242,6 +248,7 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
         return []
     with reading(f"'{path}'", "Delete it to start over."):
         state = read_sealed(path, format=_FORMAT)
+        check_layout(state, _LAYOUT)
         saved, rounds = dict(state["identity"]), [Round.from_json(one) for one in state["rounds"]]
     now = json.loads(json.dumps(identity))
     if differing := [part for part in (now if rounds else ("pool", "start")) if saved.get(part) != now[part]]:
