@@ -2,6 +2,7 @@
 PYTHON ?= python3
 DATA ?=
 PROCESSES ?= 2
+SECONDS ?= 300
 BIN := .venv/bin
 READY := .venv/.ready
 BROWSER := .venv/.browser
@@ -14,7 +15,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser check examples format docs bench faults clean
+.PHONY: help setup demo test browser check examples format docs bench faults fuzz clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -83,6 +84,9 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 # One thread per process: several of them run at the same time.
 faults: $(READY)  ## kill, stop, fill, damage and disconnect everything at 300 random instants, and count what is lost
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.run
+
+fuzz: $(READY)  ## damage and forge everything that is read, for SECONDS=300; inputs that show a fault are kept for the tests
+	nice -n 10 $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 clean:  ## remove what was built, and the environment
 	rm -rf .venv site demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
