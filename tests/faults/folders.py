@@ -4,6 +4,7 @@
     stop                         SIGSTOP, and some time later SIGCONT
     disk full                    every call that needs space fails, from one call on; or a small disk is really full
     permissions                  nothing can be written any more, from one call on
+    worker killed                SIGKILL for a process that decodes images
     flip, cut                    bytes of a finished or unfinished folder are changed, or the end of a file is gone
 
 Half of the faults strike at an instant that is drawn from the time that the work takes, half at one of its calls that
@@ -17,13 +18,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from tests.faults import processes
 from tests.faults.instants import FULL, REVOKED, Instants, allow
@@ -57,16 +59,16 @@ class FolderPart:
         victim: The class of the victim.
         place: A folder of its own.
         faults: How many there are by default.
-        kinds: Kinds of faults, in turn.
+        kinds: Kinds of faults, in turn; by default all.
     """
 
     victim: type[Victim]
     place: Path
     faults: int = 40
-    kinds: Sequence[str] = KINDS
+    kinds: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.name = self.victim.name
+        self.name, self.kinds = self.victim.name, self.kinds or (*KINDS, *self.victim.faults)
         self.one = self.victim(self.place / "inputs")
 
     def run(self, faults: int, seed: int) -> Iterator[Outcome]:
@@ -88,8 +90,7 @@ class FolderPart:
             elif kind in ("flip", "cut"):
                 results = self._damage(kind, to, draw)
             else:
-                cases = {"stop": _stop, "disk full": _full, "permissions": _revoked, "small disk": _small_disk}
-                results = cases[kind](self, to, draw)
+                results = _CASES[kind](self, to, draw)
         return [Outcome(self.name, kind, case, *result) for result in results]
 
     @cached_property
@@ -227,6 +228,28 @@ def _small_disk(part: FolderPart, to: Path, draw: np.random.Generator) -> list[t
 def _refused(part: FolderPart, to: Path, ending: Ending) -> list[tuple[str, str]]:
     """Judge work that the disk refused; none if it had ended before."""
     return [] if ending.how == processes.FINISHED else [_worse(part.judge(to, ending), part.resumed(to))]
+
+
+def _worker_killed(part: FolderPart, to: Path, draw: np.random.Generator) -> list[tuple[str, str]]:
+    """Whoever waits for the worker must see that it is gone."""
+    child, workers, end = Child(part.one.work, to), [], time.monotonic() + part.undisturbed.seconds
+    while child.process.is_alive() and not workers and time.monotonic() < end:
+        with suppress(psutil.NoSuchProcess):
+            workers = psutil.Process(child.pid).children()
+    time.sleep(draw.uniform(0, part.undisturbed.seconds / 2))
+    for one in workers:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    return _refused(part, to, child.end())
+
+
+_CASES = {
+    "stop": _stop,
+    "disk full": _full,
+    "permissions": _revoked,
+    "small disk": _small_disk,
+    "worker killed": _worker_killed,
+}
 
 
 def counted(victim: Victim, to: Path) -> int:

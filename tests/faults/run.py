@@ -37,7 +37,7 @@ from tests.faults.victims import VICTIMS
 
 FOLDERS = {
     "extract": 44,
-    "extract with workers": 12,
+    "extract with workers": 18,
     "label": 28,
     "train": 36,
     "head": 20,
@@ -93,8 +93,7 @@ def make_part(name: str, place: Path, kinds: Sequence[str]) -> Part:
     if name in OTHERS:
         module, part = OTHERS[name].split(".")
         return getattr(import_module(f"tests.faults.{module}"), part)(folder)
-    options = {"kinds": kinds} if kinds else {}
-    return FolderPart(VICTIMS[name], folder, FOLDERS[name], **options)
+    return FolderPart(VICTIMS[name], folder, FOLDERS[name], kinds)
 
 
 def run(parts: Sequence[Part], faults: int | None, seed: int, console: Console) -> list[Outcome]:

@@ -42,6 +42,8 @@ class Victim:
     """Whether the folder can be read at any instant: as it was before, or as it is after."""
     editable: ClassVar[tuple[str, ...]] = ()
     """Files that people edit: whatever is in them is meant."""
+    faults: ClassVar[tuple[str, ...]] = ()
+    """Kinds of faults that strike this victim alone."""
 
     inputs: Path
 
@@ -89,7 +91,7 @@ class Extraction(Victim):
 class ExtractionWithWorkers(Extraction):
     """The same, with images that another process decodes."""
 
-    name, workers = "extract with workers", 1
+    name, workers, faults = "extract with workers", 1, ("worker killed",) * 3
 
 
 class Labelling(Victim):
