@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +72,7 @@ def main() -> int:
         return work(Path(options.worker), options.target[0], options.seconds, options.seed)
     from tests.fuzz.targets import TARGETS  # noqa: PLC0415 (workers import it in their own way)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the worker ends, and its folder is removed
     names = options.target or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"no target {unknown[0]}; there are {', '.join(TARGETS)}")
@@ -128,9 +130,12 @@ def run_target(name: str, seconds: float, seed: int, shown: Callable[[Tally, flo
             (folder / "started").touch()
             with (folder / "log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
-            while (state := _state(process, folder, seconds - spent)) == "running":
-                time.sleep(0.2)
-                shown(total.with_more(_read(folder)), spent + min(seconds - spent, _seconds(folder)))
+            try:
+                while (state := _state(process, folder, seconds - spent)) == "running":
+                    time.sleep(0.2)
+                    shown(total.with_more(_read(folder)), spent + min(seconds - spent, _seconds(folder)))
+            finally:
+                process.kill()
             total = total.with_more(_read(folder))
             if state != "done":
                 log_text = (folder / "log").read_text(errors="replace")[-1500:]
