@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dubito.cache.plan import Cluster, plan, simulate
+from dubito.cache import Cluster, plan_extraction
+from dubito.cache.plan import simulate
 from dubito.errors import ValueRangeError
 
 PLAIN = Cluster(
@@ -15,7 +16,7 @@ PLAIN = Cluster(
 
 def test_without_failures_and_delays_it_is_a_division() -> None:
     # 1,024,000 images in 2,000 blocks of 5.12 s on 10 workers: 1,024 s, and half a block at the end
-    result = plan(1_024_000, PLAIN, workers=10)
+    result = plan_extraction(1_024_000, PLAIN, workers=10)
     assert result.hours == pytest.approx((1024 + 2.56) / 3600, rel=1e-4)
     assert result.images_per_second == pytest.approx(1000, rel=1e-4)
     assert (result.shards, result.cache_bytes) == (4000, 1_024_000 * 6600)
@@ -23,10 +24,10 @@ def test_without_failures_and_delays_it_is_a_division() -> None:
 
 
 def test_the_cost_has_three_parts() -> None:
-    cluster = replace(PLAIN, price=2.0, request_price=0.001, storage_price=0.02)
-    cost = plan(1_024_000, cluster, workers=10).cost
+    cluster = replace(PLAIN, price=2.0, request_price=0.001, write_price=0.01, storage_price=0.02)
+    cost = plan_extraction(1_024_000, cluster, workers=10).cost
     assert cost["workers"] == pytest.approx(10 * 2.0 * (1024 + 2.56) / 3600, rel=1e-4)
-    assert cost["requests"] == pytest.approx((1_024_000 + 4000) / 1000 * 0.001)
+    assert cost["requests"] == pytest.approx(1024 * 0.001 + 4 * 0.01)
     assert cost["storage"] == pytest.approx(1_024_000 * 6600 / 1e9 * 0.02)
 
 
@@ -49,13 +50,13 @@ def test_failures_cost_what_a_renewal_process_costs() -> None:
     ],
 )
 def test_the_bottleneck_is_named(settings: dict[str, float], part: str) -> None:
-    result = plan(1e6, Cluster(**settings), workers=10)
+    result = plan_extraction(1e6, Cluster(**settings), workers=10)
     assert result.records()[0]["part"] == part
     assert f"The {part} limits the rate" in result.findings()[0]
 
 
 def test_a_large_manifest_is_a_finding_with_a_shard_size_that_helps() -> None:
-    result = plan(1e9, Cluster(rate=250, store_requests=1e6, store_bandwidth=1e12), workers=1000)
+    result = plan_extraction(1e9, Cluster(rate=250, store_requests=1e6, store_bandwidth=1e12), workers=1000)
     assert result.manifest_bytes == pytest.approx(390.6e6, rel=1e-3)  # 2 x 1,953,125 shards
     assert any("With shard_size=4096 it would have 49 MB" in text for text in result.findings())
 
@@ -64,21 +65,21 @@ def test_a_large_manifest_is_a_finding_with_a_shard_size_that_helps() -> None:
 @pytest.mark.parametrize("mtbf", [0.1, 100.0])
 def test_the_fewest_workers_that_finish_in_time(hours: float, mtbf: float) -> None:
     cluster = Cluster(rate=20, mtbf=mtbf, restart=60)
-    enough = plan(1e6, cluster, hours=hours).workers
-    assert plan(1e6, cluster, workers=enough).hours <= hours
-    assert enough == 1 or plan(1e6, cluster, workers=enough - 1).hours > hours
+    enough = plan_extraction(1e6, cluster, hours=hours).workers
+    assert plan_extraction(1e6, cluster, workers=enough).hours <= hours
+    assert enough == 1 or plan_extraction(1e6, cluster, workers=enough - 1).hours > hours
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueRangeError, match=r"no number of workers finishes in 1 hours: the requests .* Allow 50\.5"):
-        plan(1e9, Cluster(rate=250), hours=1)
+        plan_extraction(1e9, Cluster(rate=250), hours=1)
     with pytest.raises(ValueRangeError, match="got both"):
-        plan(1e6, Cluster(rate=250), workers=3, hours=1)
+        plan_extraction(1e6, Cluster(rate=250), workers=3, hours=1)
     for wrong in ({"rate": 0.0}, {"rate": math.nan}, {"rate": 1.0, "mtbf": -1.0}, {"rate": 1.0, "price": -1.0}):
         with pytest.raises(ValueRangeError, match="plan: "):
             Cluster(**wrong)
     with pytest.raises(ValueRangeError, match="images must be"):
-        plan(0, Cluster(rate=1.0))
+        plan_extraction(0, Cluster(rate=1.0))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,10 @@ def test_the_closed_form_agrees_with_the_simulation_within_five_per_cent(
 ) -> None:
     cluster = Cluster(**settings)
     hours = [simulate(1_000_000, cluster, workers, seed=seed) for seed in range(5)]
-    assert plan(1e6, cluster, workers=workers).hours == pytest.approx(sum(hours) / 5, rel=0.05)
+    assert plan_extraction(1e6, cluster, workers=workers).hours == pytest.approx(sum(hours) / 5, rel=0.05)
 
 
 def test_a_plan_is_plain_values() -> None:
-    values = plan(1e6, Cluster(rate=250), workers=4).to_dict()
+    values = plan_extraction(1e6, Cluster(rate=250), workers=4).to_dict()
     assert values["limits"]["decoding"] is None
     assert values["cluster"]["rate"] == 250

@@ -1,6 +1,12 @@
 """`dubito plan`: numbers as people type them, and the simulation beside the closed form."""
 
+import math
+from dataclasses import fields
+
 import pytest
+
+from dubito.cache import Cluster
+from dubito.cli.plan import ClusterOptions
 
 from .conftest import Run
 
@@ -20,3 +26,9 @@ def test_errors_name_options(run: Run) -> None:
     failed = run("plan", "--images", "1e6", "--rate", "0")
     assert failed.code == 1
     assert "--rate must be" in failed.err
+
+
+def test_every_field_of_a_cluster_is_an_option_with_the_same_default() -> None:
+    options = {one.name: one.default for one in fields(ClusterOptions)}
+    cluster = {one.name: one.default for one in fields(Cluster)}
+    assert {name: math.inf if value is None else value for name, value in options.items()} == cluster

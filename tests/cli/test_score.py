@@ -16,6 +16,7 @@ from dubito.errors import DubitoError
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.module import HeadModule
+from dubito.storage import write_sealed
 from dubito.table import Provenance
 
 from .conftest import COUNT, MODEL, Run, write_images
@@ -297,7 +298,8 @@ def test_saved_heads_are_refused_for_other_models_too(run: Run, cache: Path, own
     assert run("score", cache, "--load", kept).code == 0
     described = json.loads((kept / "head" / "score.json").read_text())
     described["provenance"] |= {"weights": "0" * 32, "tensors": "1" * 32}
-    (kept / "head" / "score.json").write_text(json.dumps(described))
+    del described["digest"]
+    write_sealed(kept / "head" / "score.json", described)
     answer = run("score", cache, "--load", kept)
     assert answer.code == 1
     assert "its weights differ (11111111 there" in answer.err

@@ -249,10 +249,10 @@ print(training.updates, float(training.head.weights_.double().sum()), flush=True
 def test_torchrun_starts_a_training_again(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*run, str(script), str(tmp_path / "heads")],
+        [*run, "--max-restarts", "1", str(script), str(tmp_path / "heads")],
         check=False,
         env=environment,
         capture_output=True,

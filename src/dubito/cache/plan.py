@@ -59,7 +59,8 @@ class Cluster:
         mtbf: Hours between two failures of one worker.
         restart: Seconds until a worker that failed works again.
         price: Of one worker for an hour.
-        request_price: Of a thousand requests.
+        request_price: Of a thousand requests that read.
+        write_price: Of a thousand requests that write.
         storage_price: Of a gigabyte of the cache for a month.
     """
 
@@ -80,6 +81,7 @@ class Cluster:
     restart: Number = 120.0
     price: Number = 0.0
     request_price: Number = 0.0004
+    write_price: Number = 0.005
     storage_price: Number = 0.023
 
     def __post_init__(self) -> None:
@@ -219,7 +221,7 @@ class ExtractionPlan(Result):
         return sentences
 
 
-def plan(
+def plan_extraction(
     images: Number, cluster: Cluster, *, workers: int | None = None, hours: Number | None = None, epochs: int = 1
 ) -> ExtractionPlan:
     """What an extraction of so many images takes, on some workers or within some hours.
@@ -231,7 +233,7 @@ def plan(
         hours: Hours that it may take, if the number of workers is not given; by default 24.
         epochs: How often every image is extracted.
 
-    >>> plan(1e6, Cluster(rate=250), workers=10).workers
+    >>> plan_extraction(1e6, Cluster(rate=250), workers=10).workers
     10
     """
     check_number(images, "[1, inf)", by="plan", what="images")
@@ -247,7 +249,7 @@ def plan(
     blocks = math.ceil(rows / cluster.shard_size)
     per_worker = cluster.expected_seconds() / cluster.shard_size
     stages = {name: workers * limit for name, limit in cluster.stages().items()}
-    requests = rows / cluster.images_per_request + blocks * cluster.kinds
+    reads, writes = rows / cluster.images_per_request, blocks * cluster.kinds
     return ExtractionPlan(
         images=round(images),
         rows=rows,
@@ -255,12 +257,12 @@ def plan(
         hours=seconds / _HOUR,
         images_per_second=min(workers / per_worker, *cluster.shared().values()),
         efficiency=cluster.block_seconds() / cluster.expected_seconds(),
-        shards=blocks * cluster.kinds,
+        shards=writes,
         cache_bytes=rows * cluster.row_bytes,
-        manifest_bytes=float(blocks * cluster.kinds * MANIFEST_BYTES),
+        manifest_bytes=float(writes * MANIFEST_BYTES),
         cost={
             "workers": workers * seconds / _HOUR * cluster.price,
-            "requests": requests / 1000 * cluster.request_price,
+            "requests": (reads * cluster.request_price + writes * cluster.write_price) / 1000,
             "storage": rows * cluster.row_bytes / 1e9 * cluster.storage_price,
         },
         limits={**stages, **cluster.shared()},

@@ -389,8 +389,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parse_path(text: str) -> Path:
-    """A path on this machine."""
+def _parse_path(text: str | Path) -> Path:
+    """A path on this machine; typer passes defaults, which are paths, too."""
     if is_url(text):
         raise BadParameter(f"it must be on this machine; got '{text}'. Pass a path.")
     return Path(text)

@@ -10,13 +10,14 @@ from dubito.cli._console import Screen, command, option
 
 @dataclass
 class ClusterOptions:
-    """What the extraction runs on: one option per field."""
+    """What the extraction runs on: one option per field of `Cluster`, with its default."""
 
     rate: Annotated[float, option("Images per second that the model of one worker takes.", "N")]
     decode_rate: Annotated[float | None, option("Images per second that one worker decodes.", "N")] = None
     image_bytes: Annotated[float, option("Mean size of an image file.", "N")] = 110e3
     row_bytes: Annotated[float, option("Bytes of the cache per row.", "N")] = 6600.0
     shard_size: Annotated[int, option("Images per shard.", "N")] = 512
+    kinds: Annotated[int, option("Shards per block: one of rows, and one per probe.", "N")] = 2
     latency: Annotated[float, option("Seconds until the store answers a request.", "S")] = 0.03
     connections: Annotated[int, option("Requests that a worker has open at a time.", "N")] = 16
     images_per_request: Annotated[float, option("1 for files, more for tar shards.", "N")] = 1.0
@@ -27,6 +28,9 @@ class ClusterOptions:
     driver_rate: Annotated[float, option("Blocks per second that the driver hands out.", "N")] = 100.0
     restart: Annotated[float, option("Seconds until a failed worker works again.", "S")] = 120.0
     price: Annotated[float, option("Of one worker for an hour.", "X")] = 0.0
+    request_price: Annotated[float, option("Of a thousand requests that read.", "X")] = 0.0004
+    write_price: Annotated[float, option("Of a thousand requests that write.", "X")] = 0.005
+    storage_price: Annotated[float, option("Of a gigabyte of the cache for a month.", "X")] = 0.023
 
 
 @command
@@ -41,11 +45,11 @@ def plan(
     simulated: Annotated[bool, Option("--simulated", help="Also simulate workers, failures and delays.")] = False,
 ) -> None:
     """Compute workers, hours, bytes and cost of an extraction, and what limits it next."""
-    from dubito.cache.plan import Cluster, simulate
-    from dubito.cache.plan import plan as planned
+    from dubito.cache import Cluster, plan_extraction
+    from dubito.cache.plan import simulate
 
     settings = {name: value for name, value in vars(cluster).items() if value is not None}
-    result = planned(images, Cluster(**settings), workers=workers, hours=hours, epochs=epochs)
+    result = plan_extraction(images, Cluster(**settings), workers=workers, hours=hours, epochs=epochs)
     extra: dict[str, Any] = {}
     if simulated:
         with screen.waiting("simulating"):
