@@ -116,7 +116,13 @@ def open_stream(
     random = kept_random_states() if _may_draw(images, transform, workers) else nullcontext()
     # Workers end with the context, also after an error. Otherwise its traceback would keep them, and the workers of a
     # later call, which inherit them, would fail to end them: "can only test a child process".
-    with closing(stream), random, memory, bar(title, len(images), done=done, show=progress) as advance:
+    with (
+        _ended_workers(),
+        closing(stream),
+        random,
+        memory,
+        bar(title, len(images), done=done, show=progress) as advance,
+    ):
 
         def advanced() -> Iterator[Batch]:
             for batch in stream:
@@ -154,7 +160,8 @@ def batches(
         generator=torch.Generator(),  # which draws the seeds of workers: by default the one of the process
     )
     try:
-        return _raised(iter(loader))
+        with _ended_workers():
+            return _raised(iter(loader))
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ImagesError(
             f"the images or the transform cannot be sent to worker processes ({error}). "
@@ -164,19 +171,31 @@ def batches(
 
 def _raised(items: Iterator[Batch | DubitoError]) -> Generator[Batch, None, None]:
     try:
-        for batch in items:
-            if isinstance(batch, DubitoError):
-                raise batch
-            yield batch
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        with _ended_workers(ConnectionError, EOFError):
+            for batch in items:
+                if isinstance(batch, DubitoError):
+                    raise batch
+                yield batch
+    finally:
+        del items  # ends the workers, whoever keeps the traceback of an error
+
+
+@contextmanager
+def _ended_workers(*also: type[Exception]) -> Iterator[None]:
+    """Turn what torch raises when a worker ends by itself, wherever this process is at that moment, into our error.
+
+    Args:
+        also: Further errors that mean the same, where nothing but batches are received.
+    """
+    try:
+        yield
+    except (RuntimeError, *also) as error:
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise ImagesError(
             f"a process that decodes images ended by itself ({first_words(error)}), as when memory runs out. "
             f"Run the same call again, with fewer workers or workers=0."
         ) from error
-    finally:
-        del items  # ends the workers, whoever keeps the traceback of an error
 
 
 class _Reader(Dataset[Any]):
