@@ -8,7 +8,8 @@ import pytest
 from tests.data.conftest import png
 
 from dubito.data import FileImages, ParquetImages, open_images
-from dubito.data.parquet import _Window
+from dubito.data.cells import Cursor
+from dubito.data.parquet import _cells
 from dubito.errors import BrokenImageError, ImagesError, MissingPackageError, StoreError
 from dubito.storage import RemotePath
 from dubito.types import Images
@@ -143,9 +144,9 @@ def test_a_damaged_row_group_costs_its_own_images(cells, tmp_path):
 
 def test_a_row_group_is_read_a_few_rows_at_a_time(cells, tmp_path):
     path = write(tmp_path / "a.parquet", {"image": cells * 40}, rows=120)
-    window = _Window(path, 0, "image")
-    assert window.cell(20) == cells[20 % 3]
-    assert (window.first, len(window._cells)) == (16, 16)
+    cursor = Cursor(_cells(path, 0, "image"))
+    assert cursor.cell(20) == cells[20 % 3]
+    assert (cursor.first, len(cursor._cells)) == (16, 16)
     images = open_images(path)
     assert [images.read(row).getpixel((0, 0)) for row in (119, 0, 60)] == [COLOURS[row % 3] for row in (119, 0, 60)]
 

@@ -224,7 +224,7 @@ def test_a_stream_that_fails_or_ends_early_stops_everything():
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     images = open_images(datasets.IterableDataset.from_generator(rows, features=features))
     left[0] = 3
-    with pytest.raises(ImagesError, match=r"row 7 .* cannot be read \(OSError: the stream has ended before it\)"):
+    with pytest.raises(ImagesError, match=r"row 7 .* cannot be read \(OSError: the column has ended before it\)"):
         images.read(7)
     left[0] = 5
     with pytest.raises(ImagesError, match=r"row 7 .* \(ConnectionError: the hub is away\)"):

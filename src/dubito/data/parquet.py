@@ -8,29 +8,27 @@ every process needs memory for a few images only, and a damaged row group costs 
 """
 
 import json
-import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int
-from PIL import Image
 from torch import Tensor
 
-from dubito.data.archives import unwrap
-from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
+from dubito.data.cells import ROWS, CellImages, Cursor, parse_cell
+from dubito.data.decode import read_content
 from dubito.data.files import FileImages, listed_ids
-from dubito.data.image_set import ImageSet, PositionIds, hash_bytes, some
+from dubito.data.image_set import PositionIds, some
 from dubito.data.labels import LABEL_COLUMNS, PATH_COLUMNS, Listing, to_labels
-from dubito.errors import BrokenImageError, DubitoError, ImagesError, MissingPackageError
+from dubito.errors import DubitoError, ImagesError, MissingPackageError
 from dubito.storage import reading
 from dubito.storage.locations import Place, join, names_of, to_readable
 
 PARQUETS = (".parquet", ".pq")
 """Endings, in lower case, of Parquet files."""
-_ROWS, _THREADS = 16, 8
+_THREADS = 8
 _BUFFER = 1 << 20
 _REPAIR = "Copy it again, or write it again."
 
@@ -70,7 +68,7 @@ def open_parquet(
 
 
 @final
-class ParquetImages(ImageSet):
+class ParquetImages(CellImages):
     """A column of images in Parquet files; `open_parquet` makes it."""
 
     def __init__(
@@ -88,78 +86,32 @@ class ParquetImages(ImageSet):
         sizes = [(file, group, rows) for file, table in enumerate(tables) for group, rows in enumerate(table.groups)]
         self._groups = [(file, group) for file, group, rows in sizes]
         self._first = np.cumsum([0, *(rows for _, _, rows in sizes)])
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _local=threading.local())
-
-    def read(self, index: int) -> Image.Image:
-        """The image as RGB."""
-        return unwrap(self.read_hashed(index)[0])
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of the bytes of each image."""
-        return [self._content(row)[1] for row in rows]
+        return [self.content(row)[1] for row in rows]
 
-    def read_hashed(self, index: int) -> tuple[Image.Image | BrokenImageError, bytes]:
-        """The image, or why it is broken, and the hash of its bytes, from one reading."""
-        content, hashed = self._content(index)
-        try:
-            return decode(content, f"{self.ids[index]} of {self.name}"), hashed
-        except BrokenImageError as broken:
-            return broken, hashed
-
-    def _content(self, index: int) -> tuple[bytes | OSError, bytes]:
+    def content(self, index: int) -> tuple[bytes | OSError, bytes]:
+        """The bytes of an image, or why there are none, and their hash."""
         number = int(np.searchsorted(self._first, index, "right")) - 1
         file, group = self._groups[number]
-        try:
-            cell = self._window(file, group, row := index - int(self._first[number])).cell(row)
-        except OSError as error:
-            return error, hash_bytes(b"unreadable")
-        path = cell.get("path") if isinstance(cell, dict) else None
-        content = cell.get("bytes") if isinstance(cell, dict) else cell
-        if content is None and path:
-            return read_content(join(self.places[file].parent, path))
-        if content is None:
-            return OSError("it has neither bytes nor a path"), hash_bytes(b"unreadable")
-        return (content if len(content) <= LIMIT else too_large()), hash_content(content)
-
-    def _window(self, file: int, group: int, row: int) -> "_Window":
-        """The rows of a group from some row on: one window for every thread of every process."""
-        key = (os.getpid(), file, group)
-        of, window = getattr(self._local, "opened", (None, None))
-        if window is None or of != key or row < window.first:
-            window = _Window(self.places[file], group, self.column)
-            self._local.opened = (key, window)
-        return window
+        place = self.places[file]
+        cell = self.cell(number, index - int(self._first[number]), lambda: Cursor(_cells(place, group, self.column)))
+        content, hashed = parse_cell(cell)
+        return read_content(join(place.parent, content)) if isinstance(content, str) else (content, hashed)
 
 
-@final
-class _Window:
-    """The cells of a column in one row group, read forward a few at a time."""
-
-    def __init__(self, place: Place, group: int, column: str) -> None:
-        self.first = 0
-        self._cells: list[Any] = []
-        file = _open(place)
-        self._batches = file.iter_batches(_ROWS, row_groups=[group], columns=[column], use_threads=False)
-
-    def cell(self, row: int) -> Any:
-        """One cell; OSError if the group is damaged before it."""
-        while row >= self.first + len(self._cells):
-            self.first += len(self._cells)
-            self._cells = []
-            try:
-                self._cells = next(self._batches).column(0).to_pylist()
-            except (DubitoError, OSError):
-                raise
-            except (ValueError, RuntimeError, StopIteration) as error:
-                reason = str(error) or "it ends before its last row"
-                raise OSError(f"its row group is damaged: {reason}") from error
-        return self._cells[row - self.first]
+def _cells(place: Place, group: int, column: str) -> Iterator[list[Any]]:
+    """The cells of a column in one row group, a few at a time; from damage on, the reason stands for every cell."""
+    try:
+        for batch in _open(place).iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False):
+            yield batch.column(0).to_pylist()
+        reason = "it ends before its last row"
+    except DubitoError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error)
+    yield from repeat([OSError(f"its row group is damaged: {reason}")] * ROWS)
 
 
 @final

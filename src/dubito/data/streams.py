@@ -10,31 +10,25 @@ stream whose order changes, as by shuffling without a seed, is an error, and nev
 """
 
 import copy
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, final
 
 from jaxtyping import Int
-from PIL import Image
 from torch import Tensor
 
-from dubito.data.archives import unwrap
+from dubito.data.cells import ROWS, CellImages, Cursor, parse_cell
 from dubito.data.dataset import DatasetImages
-from dubito.data.decode import LIMIT, decode, hash_content, read_content, too_large
+from dubito.data.decode import read_content
 from dubito.data.files import FileImages
 from dubito.data.frames import FeatureColumns, is_hugging_face, open_columns
-from dubito.data.image_set import Hashes, ImageSet, PositionIds, hash_bytes
+from dubito.data.image_set import Hashes, PositionIds
 from dubito.data.labels import PATH_COLUMNS, Listing, label_column, path_column
-from dubito.errors import BrokenImageError, DubitoError, ImagesError, first_words
-from dubito.storage import encode
+from dubito.errors import DubitoError, ImagesError, first_words
 from dubito.storage.locations import to_place
 from dubito.threads import kept_random_states
 
-_ROWS = 16
-"""Rows that are read at once."""
 _NAMES = (*PATH_COLUMNS, "__key__")
 """Columns that may name images; the last one is WebDataset's."""
 _STREAM = "streaming data set of Hugging Face"
@@ -71,7 +65,7 @@ def open_streaming(dataset: Any) -> "StreamImages | FileImages | DatasetImages":
 
 
 @final
-class StreamImages(ImageSet):
+class StreamImages(CellImages):
     """A column of images of a stream; `open_streaming` makes it."""
 
     forward_only, draws = True, True
@@ -86,35 +80,18 @@ class StreamImages(ImageSet):
     ) -> None:
         super().__init__(_STREAM, ids, labels, classes)
         self._dataset, self._cells = dataset, cells
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _local=threading.local())
-
-    def read(self, index: int) -> Image.Image:
-        """The image as RGB."""
-        return unwrap(self.read_hashed(index)[0])
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of the bytes of each image; bytes in the stream itself were hashed when it was opened."""
         if not self._cells.paths:
             return [self._cells.hashes[row] for row in rows]
         with kept_random_states():
-            return [self._content(row)[1] for row in rows]
+            return [self.content(row)[1] for row in rows]
 
-    def read_hashed(self, index: int) -> tuple[Image.Image | BrokenImageError, bytes]:
-        """The image, or why it is broken, and the hash of its bytes, from one reading."""
-        content, hashed = self._content(index)
-        try:
-            return decode(content, f"{self.ids[index]} of {self.name}"), hashed
-        except BrokenImageError as broken:
-            return broken, hashed
-
-    def _content(self, index: int) -> tuple[bytes | OSError, bytes]:
-        content, hashed = _parse(self._cell(index))
+    def content(self, index: int) -> tuple[bytes | OSError, bytes]:
+        """The bytes of an image, or why there are none, and their hash; ImagesError where it is another image."""
+        with _errors_of(f"row {index} of a {self.name}"):
+            content, hashed = parse_cell(self.cell(None, index, lambda: self._cursor(index)))
         if hashed != self._cells.hashes[index]:
             raise ImagesError(
                 f"row {index} of a {self.name} is another image than when it was opened. The stream must have the same "
@@ -122,17 +99,11 @@ class StreamImages(ImageSet):
             )
         return read_content(to_place(content)) if isinstance(content, str) else (content, hashed)
 
-    def _cell(self, index: int) -> Any:
-        """The cell of a row, from the cursor of this thread of this process."""
-        # One that a forked process has inherited stays as it is: closing it could wait for threads that are not there.
-        cursors: dict[int, _Cursor] = self._local.__dict__.setdefault("cursors", {})
-        cursor, process = cursors.pop(os.getpid(), None), os.getpid()
-        with _errors_of(f"row {index} of a {self.name}"):
-            if cursor is None or index < cursor.first:
-                cursor = _Cursor(self._dataset, self._cells.column, index)
-            cell = cursor.cell(index)
-        cursors[process] = cursor  # unless it has failed
-        return cell
+    def _cursor(self, first: int) -> Cursor:
+        own = _copied(self._dataset)
+        # In a worker process, iter(own) would leave out the rows of other workers; batches are not divided.
+        batches = (own.skip(first) if first else own).iter(ROWS)
+        return Cursor((batch[self._cells.column] for batch in batches), first)
 
 
 @final
@@ -151,47 +122,15 @@ class _CellHashes:
     def add(self, cells: Sequence[Any]) -> None:
         """Append the hashes of further cells."""
         for cell in cells:
-            content, hashed = _parse(cell)
+            content, hashed = parse_cell(cell)
             self.paths |= isinstance(content, str)
             self.hashes.append(hashed)
-
-
-@final
-class _Cursor:
-    """The cells of a column from some row on, read forward a few at a time."""
-
-    def __init__(self, dataset: Any, column: str, first: int) -> None:
-        self.first = first
-        self._cells: list[Any] = []
-        own = _copied(dataset)
-        # In a worker process, iter(own) would leave out the rows of other workers; batches are not divided.
-        self._batches = (batch[column] for batch in (own.skip(first) if first else own).iter(_ROWS))
-
-    def cell(self, row: int) -> Any:
-        """One cell, at or behind `first`."""
-        while row >= self.first + len(self._cells):
-            self.first += len(self._cells)
-            self._cells = next(self._batches, [])
-            if not self._cells:
-                raise OSError("the stream has ended before it")
-        return self._cells[row - self.first]
-
-
-def _parse(cell: Any) -> tuple[bytes | str | OSError, bytes]:
-    """The bytes of an image, its path, or why there is neither; and a hash of the cell."""
-    path = cell.get("path") if isinstance(cell, dict) else None
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
-    if content is None and path:
-        return str(path), hash_bytes(encode(str(path)))
-    if content is None:
-        return OSError("it has neither bytes nor a path"), hash_bytes(b"unreadable")
-    return (content if len(content) <= LIMIT else too_large()), hash_content(content)
 
 
 def _read_columns(dataset: Any, names: Sequence[str], cells: _CellHashes | None = None) -> dict[str, list[Any]]:
     """Some columns of a stream from top to bottom; hashes of another one are added to `cells`."""
     values: dict[str, list[Any]] = {name: [] for name in names}
-    for batch in _copied(dataset).iter(_ROWS):
+    for batch in _copied(dataset).iter(ROWS):
         for name in names:
             values[name] += batch[name]
         if cells is not None:
