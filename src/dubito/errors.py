@@ -79,7 +79,7 @@ class DiskFullError(CacheError):
 
 
 class EngineError(DubitoError):
-    """Blocks of images cannot be worked on where they should be, or keep failing; the message names their images."""
+    """An engine cannot run: no connection or room in a cluster, code that cannot be sent, or blocks that keep failing."""
 
 
 class StoreError(DubitoError):

@@ -329,7 +329,10 @@ def test_the_engine_gets_its_options(run: Run, images: Path, tmp_path: Path, mon
 
     monkeypatch.setattr("dubito.cache.extract", extraction)
     options = ("--engine", "ray", "--address", "ray://head:10001", "--replicas", 2, "--gpus", 0.5, "--threads", 3)
-    answer = run("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", "none", *options, "--failures", 1)
+    options = (*options, "--cpus", 4, "--retries", 0, "--failures", 1)
+    answer = run("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", "none", *options)
     assert (answer.code, calls[0]["threads"]) == (1, 3)
-    assert calls[0]["engine"] == RayEngine(address="ray://head:10001", replicas=2, gpus=0.5, failures=1)
+    assert calls[0]["engine"] == RayEngine(
+        address="ray://head:10001", replicas=2, cpus=4.0, gpus=0.5, retries=0, failures=1
+    )
     assert "--threads must be smaller" in answer.err

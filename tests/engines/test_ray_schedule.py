@@ -122,6 +122,15 @@ def test_a_worker_that_cannot_see_the_cache_ends_the_extraction(model, photos, t
         extract(model, photos, tmp_path / "cache")
 
 
+def test_a_connection_that_is_lost_is_an_error_of_ours(model, photos, tmp_path, fake_ray, monkeypatch):
+    def lost(*_, **__):
+        raise ConnectionError("Client is shutting down")
+
+    monkeypatch.setattr(fake_ray, "wait", lost)
+    with pytest.raises(EngineError, match=r"cluster of Ray is lost \(Client is shutting down\)\. Finished shards"):
+        extract(model, photos, tmp_path / "cache")
+
+
 def test_a_cluster_without_room(model, photos, tmp_path, fake_ray):
     with pytest.raises(EngineError, match=r"no node of the cluster has 1 CPUs and 1 GPUs.*they have 1 CPUs and 0 GPUs"):
         extract(model, photos, tmp_path / "cache", engine=RayEngine(gpus=1))

@@ -58,24 +58,24 @@ class EngineOptions:
         str | None, option("Ray cluster, such as ray://head:10001; by default one that runs here, or a new one.")
     ] = None
     replicas: Annotated[int | None, option("Copies of the model on Ray; by default all that fit.", "N", min=1)] = None
+    cpus: Annotated[float | None, option("CPUs of each copy on Ray; by default its threads.", "N")] = None
     gpus: Annotated[float | None, option("GPUs of each copy on Ray, such as 1 or 0.5.", "N", min=0)] = None
-    failures: Annotated[int, option("Blocks that may fail on Ray; their images are left out.", "N", min=0)] = 0
+    retries: Annotated[int | None, option("How often a block on Ray is run again; by default 3.", "N", min=0)] = None
+    failures: Annotated[int | None, option("Blocks that may fail on Ray; their images are left out.", "N", min=0)] = (
+        None
+    )
     threads: Annotated[int | None, option("Threads of torch of each copy of the model.", "N", min=1)] = None
 
     def make(self) -> "ExtractionEngine":
         """The engine that these options describe."""
         from dubito.engines import LocalEngine, RayEngine
 
-        settings: dict[str, Any] = {
-            "address": self.address,
-            "replicas": self.replicas,
-            "gpus": self.gpus,
-            "failures": self.failures,
-        }
+        names = ("address", "replicas", "cpus", "gpus", "retries", "failures")
+        settings = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.engine == "ray":
             return RayEngine(**settings)
-        if used := [name for name, value in settings.items() if value not in (None, 0)]:
-            raise BadParameter(f"--{used[0]} is for Ray: add --engine ray, or leave it out.")
+        for name in settings:
+            raise BadParameter(f"--{name} is for Ray: add --engine ray, or leave it out.")
         return LocalEngine()
 
 

@@ -346,16 +346,26 @@ def _import_ray() -> Any:
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
     """A connection to the cluster: the one that this process has, or one for as long as this lasts."""
-    if ray.is_initialized():
-        if address is not None:
-            warnings.warn(
-                f"this process is connected to a cluster of Ray already; address={address!r} is not used. Call "
-                f"ray.shutdown() first to use it.",
-                ClusterWarning,
-                stacklevel=users_level(),
-            )
+    own = not ray.is_initialized()
+    if own:
+        _connect(ray, address)
+    elif address is not None:
+        warnings.warn(
+            f"this process is connected to a cluster of Ray already; address={address!r} is not used. Call "
+            f"ray.shutdown() first to use it.",
+            ClusterWarning,
+            stacklevel=users_level(),
+        )
+    try:
         yield
-        return
+    except ConnectionError as error:  # by Ray's client, whose address begins with ray://
+        raise EngineError(f"the connection to the cluster of Ray is lost ({first_words(error)}). {_SAFE}") from error
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None) -> None:
     options: Any = {"include_dashboard": False} if address is None else {"address": address}
     try:
         ray.init(**options, log_to_driver=False, logging_level="WARNING")
@@ -364,10 +374,6 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             f"RayEngine: no connection to the cluster at address={address!r} ({first_words(error)}). Is it running, "
             f"with the same versions of Ray and Python?"
         ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _put(ray: Any, work: BlockWork) -> Any:

@@ -10,8 +10,8 @@ one value in all columns identify no image and never match.
 Rows are joined by a grid, in time linear in the rows. Cells are some tolerances wide in a few columns; every row of the
 smaller table is filed under its cell (16 bytes per row), and every row of the larger one, read block by block, is
 compared in all columns with the rows of each cell that its tolerance reaches. Which columns, and how wide the cells
-are, is decided on a sample: the grid that leaves the fewest comparisons. If a cell holds more than 256 rows, they are
-copies of one image, and a row is compared with 256 of them.
+are, is decided on a sample: the grid that leaves the fewest comparisons. Where a cell holds more than 256 rows, as of
+copies of one image, a row is compared with 256 of them.
 
 In two or three columns different images come close by chance: how many do is estimated from those in a box four times
 as wide, and if chance explains all matches, none is reported.
@@ -302,14 +302,13 @@ def _candidates(grid: _Grid, filed: Pairs, x: Float[Tensor, "b k"], reach: Float
     many = counts.double().prod(1) > _PROBES
     for row in many.nonzero().flatten().tolist():  # so large that its tolerance is, too
         yield torch.full_like(numbers, row), numbers
-    few = (~many).nonzero().flatten()
-    rows, wanted = grid.probes(lowest[few], counts[few])
-    start = torch.searchsorted(keys, wanted)
-    found = (torch.searchsorted(keys, wanted, right=True) - start).clamp(max=_IN_CELL)
-    hit = found.nonzero().flatten()
-    for some in torch.split(hit, _COMPARED):
-        which, step = _spread_out(found[some])
-        yield few[rows[some][which]], numbers[start[some][which] + step]
+    usual = (~many).nonzero().flatten()
+    rows, reached = grid.probes(lowest[usual], counts[usual])
+    start = torch.searchsorted(keys, reached)
+    sizes = (torch.searchsorted(keys, reached, right=True) - start).clamp(max=_IN_CELL)
+    for part in torch.split(sizes.nonzero().flatten(), _COMPARED):
+        which, step = _spread_out(sizes[part])
+        yield usual[rows[part][which]], numbers[start[part][which] + step]
 
 
 def _spread_out(counts: Int[Tensor, "b"]) -> Pairs:
