@@ -79,7 +79,7 @@ class DiskFullError(CacheError):
 
 
 class EngineError(DubitoError):
-    """An engine cannot run: no connection or room in a cluster, code that cannot be sent, or blocks that keep failing."""
+    """An engine cannot run: no cluster, no room in it, code that cannot be sent, or blocks that keep failing."""
 
 
 class StoreError(DubitoError):
