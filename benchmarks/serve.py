@@ -10,7 +10,7 @@ These are of the service as its guide recommends it on a CPU, from the guard's O
 they are of the service from PyTorch. The bare model is that of PyTorch in both; `onnx_ratio` is the first service over
 the bare exported model, `bare_onnx_per_second`.
 
-    python benchmarks/serve.py --data FOLDER [--model pypi:efficientnet_lite0] [--seconds 60] [--clients 8]
+    python benchmarks/serve.py [--data FOLDER] [--model pypi:efficientnet_lite0] [--seconds 60] [--clients 8]
 
 FOLDER holds photographs. The service is a process of its own; each client sends one photograph at a time and keeps its
 connection. The bare model decodes in as many processes as the service and runs batches of the usual size; it is
@@ -38,6 +38,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 from _measure import seconds_of
+from extract import jpeg_folder
 
 import dubito
 from dubito.cache.runner import predict_table
@@ -89,25 +90,25 @@ class Load:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="folder of photographs or of a zip with them")
     parser.add_argument("--model", default="pypi:efficientnet_lite0")
     parser.add_argument("--weights", default="pretrained", help="none for random ones")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=8)
     args = parser.parse_args()
-    files = sorted(path for path in args.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[: args.images]
     weights = None if args.weights == "none" else args.weights
     models = {"torch": dubito.load(args.model, weights=weights)}
-    images, contents = dubito.open_images(files), [path.read_bytes() for path in files]
     rates: dict[str, list[float]] = {"torch": [], "onnx": []}
 
     def measure_bare(*kinds: str) -> None:
         for kind in kinds:
             predicted = partial(predict_table, models[kind], images, workers=WORKERS)
-            rates[kind].append(len(files) / seconds_of(predicted))
+            rates[kind].append(len(images) / seconds_of(predicted))
 
     with tempfile.TemporaryDirectory() as place:
+        images = jpeg_folder(Path(place) / "jpegs", args.data, args.images)
+        contents = [path.read_bytes() for path in sorted((Path(place) / "jpegs").iterdir())]
         guard = dubito.Guard.fit(models["torch"], predict_table(models["torch"], images, workers=WORKERS), coverage=0.8)
         saved, exported = guard.save(Path(place) / "guard"), guard.export_onnx(Path(place) / "guard.onnx")
         models["onnx"] = dubito.load(f"onnx:{exported}")

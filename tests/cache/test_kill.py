@@ -37,7 +37,7 @@ def finish(server, photos, cache, epochs=1):
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize(("epochs", "least"), [(1, 9), (3, 3)])
+@pytest.mark.parametrize(("epochs", "least"), [(1, 6), (3, 3)])
 def test_kills_at_random_instants_lose_nothing(server, tmp_path, epochs, least):
     photos = image_folder(tmp_path / "photos", count=96 // epochs)
     finish(server, photos, tmp_path / "warm-up", epochs)

@@ -175,7 +175,8 @@ def test_workers_get_large_arrays_through_shared_memory():
 def test_position_ids_sort_as_numbers():
     ids = PositionIds(1_000_001)
     assert ids[:2] == ("0000000", "0000001")
-    assert sorted(ids) == list(ids)
+    around = [*ids[:12], *ids[99_995:100_005], *ids[-12:]]
+    assert sorted(around) == around
     assert (ids[-1], len(ids), len(pickle.dumps(ids)) < 200) == ("1000000", 1_000_001, True)
     assert PositionIds(1) == ("000000",)
     assert PositionIds(2) == ["000000", "000001"]

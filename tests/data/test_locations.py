@@ -127,6 +127,7 @@ def test_images_of_a_store_are_bounded(folder, store, monkeypatch):
 
 def test_a_store_that_cannot_be_reached_stops_everything(monkeypatch, bucket):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     images = FileImages(Path(), ["s3://bucket/a.png"])

@@ -35,7 +35,6 @@ def parts(tmp_path_factory):
     [
         ("acquire", "flip", 17),  # another pick in acquisition.json, which was not sealed
         ("train", "kill", 0),  # another order of the figures in README.md
-        ("head", "kill", 20),  # weights of the new head with the config of the old one
         ("label", "permissions", 8),  # PermissionError
         ("watch", "permissions", 18),
         ("train", "permissions", 8),

@@ -77,6 +77,27 @@ def test_writing_again_replaces(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("files", range(4))
+def test_killed_between_the_files_of_a_replacement_one_of_the_two_heads_is_there(tmp_path, monkeypatch, files):
+    write_head(tmp_path, head(seed=1))
+    writes = [lambda path, data: path.write_bytes(data)] * files
+
+    def write(path, data):
+        if not writes:
+            raise KeyboardInterrupt
+        writes.pop()(path, data)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("dubito.heads.checkpoint.write_file", write)
+        patch.setattr("dubito.storage.files.write_file", write)
+        write_head(tmp_path, head(seed=2))
+    kept = read_head(tmp_path).module.layers[0].weight
+    assert any(torch.equal(kept, head(seed=seed).module.layers[0].weight) for seed in (1, 2))
+    write_head(tmp_path, head(seed=2))
+    assert torch.equal(read_head(tmp_path).module.layers[0].weight, head(seed=2).module.layers[0].weight)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_what_cannot_be_written(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ArtefactError, match=r"the head cannot be saved in '.*taken' \(.*\)\. Choose another place"):
