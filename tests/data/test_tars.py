@@ -1,3 +1,4 @@
+import gzip
 import pickle
 import tarfile
 from io import BytesIO
@@ -189,3 +190,19 @@ def test_a_tar_that_shrinks(pngs, tmp_path: Path):
     path.write_bytes(b"")
     with pytest.raises(BrokenImageError, match=r"bytes are missing"):
         images.read(0)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_states_gigabytes_is_not_read(pngs, tmp_path: Path, kind: bytes):
+    forged = tarfile.TarInfo("long")
+    forged.type, forged.size = kind, 8 << 30
+    with tarfile.open(write_tar(tmp_path / "whole.tar", pngs)) as archive:
+        second = archive.getmembers()[1].offset
+    whole, header = (tmp_path / "whole.tar").read_bytes(), forged.tobuf(tarfile.GNU_FORMAT)
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(whole[:second] + header + whole[second:]))
+    with pytest.warns(DamagedArchiveWarning, match="a header is damaged"):
+        assert len(open_images(path)) == len(pngs)
+    path.write_bytes(gzip.compress(header + whole))
+    with pytest.raises(ImagesError, match=r"cannot be read \(a header of 8589934592 bytes\)"):
+        open_images(path)

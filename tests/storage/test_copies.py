@@ -1,3 +1,5 @@
+import os
+
 import fsspec
 import pytest
 
@@ -37,6 +39,26 @@ def test_a_folder_is_fetched_with_everything_in_it(folder):
         "a": "a",
         "deep/b": "deep/b",
     }
+
+
+@pytest.mark.parametrize("key", ["/outside", "../outside", "a/../../outside", "a//b", "./a", "..\\outside"])
+def test_names_that_lead_out_of_a_folder_are_refused_before_anything_is_written(folder, tmp_path, monkeypatch, key):
+    monkeypatch.setattr(RemotePath, "files_below", lambda _: ["whole", key])
+    with pytest.raises(ValueError, match="which would be written outside of its folder"):
+        local_copy(folder / "parts-1-00000000", folder=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_copy_of_another_user_is_read_all_the_same(folder, monkeypatch):
+    place = folder / "rows-1"
+    place.write_bytes(b"content")
+    copy = local_copy(place)
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert local_copy(place) == copy
 
 
 def test_a_copy_is_forgotten(folder, tmp_path):

@@ -51,12 +51,11 @@ def test_one_holder_at_a_time(folder):
     assert [*sizes_in(folder / ".lock")] == ["000004"]
 
 
-def test_a_holder_that_is_alive_is_not_disturbed(folder):
+def test_a_holder_that_is_alive_is_not_disturbed(folder, monkeypatch):
+    monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 30.0)
     with leased(folder, seconds=0.0):
-        start = time.monotonic()
         with pytest.raises(LeaseTakenError), leased(folder, seconds=0.0):
             pass
-        assert time.monotonic() - start < 0.5  # its renewal was seen
         with pytest.raises(CacheBusyError, match="another process is writing into 'memory://leases'"):
             locked(folder, busy=CacheBusyError).__enter__()
     with leased(folder, seconds=0.0):
@@ -71,12 +70,12 @@ def test_a_dead_holder_of_another_machine_is_replaced_after_a_while(folder):
         assert [*sizes_in(folder / ".lock")] == ["000008"]
 
 
-def test_a_released_or_damaged_lease_is_free_at_once(folder):
-    start = time.monotonic()
+def test_a_released_lease_is_free_at_once_and_a_damaged_one_after_a_while(folder, monkeypatch):
     of_another_machine(folder, 1, released=True)
-    with leased(folder, seconds=0.0):
-        pass
-    assert time.monotonic() - start < 0.5
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "_PATIENCE_SECONDS", 1e9)
+        with leased(folder, seconds=0.0):
+            pass
     (folder / ".lock" / "000009").write_bytes(b"\x00")  # nobody renews it
     with leased(folder, seconds=0.0):
         assert [*sizes_in(folder / ".lock")] == ["000010"]
@@ -98,10 +97,24 @@ def test_a_lease_that_was_overtaken_is_given_up(folder, monkeypatch):
 
 def test_a_store_that_cannot_keep_two_writers_apart_is_refused(folder, monkeypatch):
     monkeypatch.setattr(RemotePath, "create", RemotePath.write_bytes)
-    with pytest.raises(
-        StoreError, match=r"replaces files where a new one was to be created.*Write to a disk, and copy"
-    ):
+    with pytest.raises(StoreError, match=r"cannot create a file for one writer alone.*Write to a disk, and copy"):
         locked(folder).__enter__()
+
+
+def test_a_file_system_that_looks_before_it_writes_is_refused():
+    with pytest.raises(StoreError, match=r"'hf://datasets/me/photos' is in a store that cannot create a file for one"):
+        locked(RemotePath("hf://datasets/me/photos")).__enter__()
+
+
+def test_a_lease_that_another_process_has_written_is_lost(folder):
+    with leased(folder, seconds=0.0):
+        lease.check_held(folder)
+        time.sleep(2 * lease._RENEWAL_SECONDS)
+        lease.check_held(folder)
+        lease._HELD[folder.url]._done.set()  # no renewal comes between
+        of_another_machine(folder, 1)
+        with pytest.raises(StoreError, match="is written by another process now"):
+            lease.check_held(folder)
 
 
 def test_a_holder_that_lost_its_lease_removes_nothing(folder, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import IO, Any, cast, final
 
 import numpy as np
 from PIL import Image
@@ -44,7 +44,8 @@ _STREAMS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7z
 _BESIDE = (".cls", ".json")
 _NOTE = 1 << 16
 """Bytes of a label beside an image, at most."""
-_BLOCK = 512
+_BLOCK, _HEADER = 512, 1 << 20
+"""Bytes of a block, and of a header with the long names that precede it, at most."""
 _THREADS = 8
 
 
@@ -200,6 +201,20 @@ def _index(place: Place) -> _Index:
     return index
 
 
+@final
+class _Headers:
+    """A file of which no more than a header is read at once: one that is forged states any size."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        """That many bytes; ValueError where no header has as many."""
+        if size > _HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+
 class _Walk:
     """The members of a tar, one after the other.
 
@@ -213,7 +228,7 @@ class _Walk:
         self.damage = ""
         self.end: int | None = None
         try:
-            self._archive: Any = tarfile.TarFile(fileobj=file)
+            self._archive: Any = tarfile.TarFile(fileobj=cast("IO[bytes]", _Headers(file)))
         except tarfile.TarError as error:
             raise ValueError(str(error)) from error
 

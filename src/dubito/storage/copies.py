@@ -53,7 +53,8 @@ def local_copy(place: Place, *, folder: bool = False) -> Path:
     if thread := _fetching.pop(copy, None):
         thread.join()
     try:
-        os.utime(copy)  # it is in use
+        with contextlib.suppress(PermissionError):  # another user's, which can be read all the same
+            os.utime(copy)  # it is in use
     except FileNotFoundError:
         _fetch(place, copy, folder=folder)
     return copy
@@ -141,6 +142,8 @@ def _download(place: RemotePath, to: Path, *, folder: bool) -> bool:
     """Write a remote file or folder to the disk; whether there is one."""
     try:
         keys = place.files_below() if folder else []
+        if outside := [key for key in keys if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", key))]:
+            raise ValueError(f"it holds '{outside[0]}', which would be written outside of its folder")
         for key in keys:
             (to / key).parent.mkdir(parents=True, exist_ok=True)
             (place / key).download(to / key)

@@ -2,8 +2,8 @@
 
     .lock/000001, .lock/000002, ...    files below a folder; the one with the highest number counts
 
-Whoever creates the next number holds the folder. Stores create a file for one writer alone (`RemotePath.create`), which
-is tried out each time, so there is one holder. It renews its file every few seconds, and marks it as released in the
+Whoever creates the next number holds the folder. The stores of `_CONDITIONAL` create a file for one writer alone
+(`RemotePath.create`), which is tried out each time, so there is one holder; others are not written to. It renews its file every few seconds, and marks it as released in the
 end. A file that has not been renewed for `_PATIENCE_SECONDS` belongs to a process that has died, and the next number
 may be created; if it was a process of this machine, it is known at once that it has died. No clocks are compared.
 
@@ -28,6 +28,9 @@ from dubito.storage.locations import RemotePath
 
 FOLDER = ".lock"
 _RENEWAL_SECONDS, _PATIENCE_SECONDS, _LOOK_SECONDS, _END_SECONDS = 4.0, 15.0, 0.5, 5.0
+_CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+"""Schemes whose file systems create a file under a condition that the store checks. In fsspec's own way, which others
+have, they look whether it is there, and then write it: two processes may do so at the same time."""
 _HELD: dict[str, "Lease"] = {}
 """The leases of this process, by folder."""
 
@@ -53,7 +56,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise StoreError if another process has taken the folder meanwhile."""
-        if max(_numbers(self.folder), default=0) != self.number:
+        latest = max(_numbers(self.folder), default=0)
+        if latest != self.number or (_read(self._file) or {}).get("token") != self._owner["token"]:
             raise StoreError(
                 f"'{self.folder}' is written by another process now: this one was suspended, or had no connection, for "
                 f"more than {_PATIENCE_SECONDS:g} s. Run the same call again: what was finished is kept."
@@ -77,10 +81,7 @@ class Lease:
         with contextlib.suppress(FileExistsError):
             self._file.create(self._content())
             self._file.unlink(missing_ok=True)
-            raise StoreError(
-                f"'{self.folder}' is in a store that replaces files where a new one was to be created, so that two "
-                f"processes could write there at the same time. Write to a disk, and copy the folder."
-            )
+            raise _refusal(self.folder)
 
     def _renew(self) -> None:
         while not self._done.wait(_RENEWAL_SECONDS):
@@ -120,7 +121,16 @@ def check_held(folder: RemotePath) -> None:
         lease.check()
 
 
+def _refusal(folder: RemotePath) -> StoreError:
+    return StoreError(
+        f"'{folder}' is in a store that cannot create a file for one writer alone, so that two processes could write "
+        f"there at the same time. Write to a disk, and copy the folder."
+    )
+
+
 def _acquire(folder: RemotePath, deadline: float) -> Lease:
+    if folder.url.partition("://")[0].lower() not in _CONDITIONAL:
+        raise _refusal(folder)
     while True:
         latest = max(_numbers(folder), default=0)
         if latest and not _is_free(folder / FOLDER / f"{latest:06}", deadline):
