@@ -71,7 +71,7 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/tiles.py
 	$(BIN)/python benchmarks/masks.py
 	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
-	$(BIN)/python benchmarks/ray_engine.py
+	$(BIN)/python benchmarks/ray_engine.py --kills
 	$(BIN)/python benchmarks/locations.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/head_training.py
 	$(BIN)/python benchmarks/search.py

@@ -82,6 +82,10 @@ class EngineError(DubitoError):
     """An engine cannot run: no cluster, no room in it, code that cannot be sent, or blocks that keep failing."""
 
 
+class LostProcessError(EngineError):
+    """A process of a training has ended, or cannot be reached."""
+
+
 class StoreError(DubitoError):
     """A remote location, such as s3://bucket/cache, cannot be reached or refuses access; what was finished is kept."""
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import dubito
-from dubito.cache.disk import forget_shards
+from dubito.cache.disk import forget_shards, write_shard
 from dubito.data import Augment, decode
 from dubito.errors import CacheError, RepairedShardWarning, SkippedImagesWarning, StaleCacheError
 from dubito.storage import write_csv
@@ -108,6 +108,7 @@ def test_a_further_probe_for_changed_images_leaves_the_cache_as_it_was(model, fo
     extract(model, folder, tmp_path / "cache")
     before = contents(tmp_path / "cache")
     name = change(folder, number)
+    write_shard(tmp_path / "cache", Stopping().name, 1, {"x": torch.zeros(8)}, {})  # by a worker of another node
     with pytest.raises(StaleCacheError, match=rf"'{name}' has changed"):
         extract(model, folder, tmp_path / "cache", probes=[Stopping()])
     assert contents(tmp_path / "cache") == before

@@ -1,5 +1,7 @@
 """Truncated, altered or deleted shards are named, never served, and repaired alone."""
 
+import shutil
+
 import pytest
 
 import dubito
@@ -8,8 +10,8 @@ from dubito.errors import DamagedShardError, RepairedShardWarning
 from tests.cache.conftest import contents, edit_manifest
 
 
-def extract(model, images, to):
-    return dubito.extract(model, images, to, batch_size=4, shard_size=8, workers=0)
+def extract(model, images, to, **options):
+    return dubito.extract(model, images, to, **{"batch_size": 4, "shard_size": 8, "workers": 0, **options})
 
 
 def truncate(path):
@@ -108,6 +110,24 @@ def test_of_several_shards_of_a_block_the_named_one_is_kept(model, folder, tmp_p
         extract(model, folder, cache)
     assert len(caught) == 2
     assert not other.path.exists()
+    assert contents(cache) == expected
+
+
+def test_a_shard_that_a_worker_of_another_extraction_wrote_is_never_taken(model, folder, tmp_path):
+    """Its driver was killed before its first shard, so its settings did not bind; one of its workers lived on."""
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    extract(model, folder, cache)
+    expected = contents(cache)
+    extract(model, folder, other, batch_size=5)
+    for kind in ("rows", "forward"):
+        (own,) = cache.glob(f"{kind}-00001-*")
+        (late,) = other.glob(f"{kind}-00001-*")
+        own.unlink()
+        shutil.copy(late, cache)
+    edit_manifest(cache, lambda entries: [entries["rows"].clear(), entries["probes"]["forward"].pop("shards")])
+    with pytest.warns(RepairedShardWarning, match="is of another extraction; it is extracted again") as caught:
+        extract(model, folder, cache)
+    assert len(caught) == 2
     assert contents(cache) == expected
 
 

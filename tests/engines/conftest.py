@@ -83,7 +83,8 @@ class FakeRay:
         return True
 
     def nodes(self):
-        return [{"Alive": True, "Resources": one} for one in self.resources] + [{"Alive": False, "Resources": {}}]
+        alive = [{"NodeID": f"node-{i}", "Alive": True, "Resources": one} for i, one in enumerate(self.resources)]
+        return [*alive, {"NodeID": "gone", "Alive": False, "Resources": {}}]
 
     def put(self, value):
         self.stored.append(pickle.dumps(value))

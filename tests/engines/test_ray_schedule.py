@@ -1,6 +1,7 @@
 """What the Ray engine does about workers that die, blocks that fail and clusters that do not fit, on a stand-in."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +86,16 @@ def test_a_block_that_kills_its_workers_is_named(model, photos, tmp_path, fake_r
         table = extract(model, photos, tmp_path / "cache", engine=RayEngine(retries=2, failures=1))
     assert len(table) == 36
     assert [name for name, _ in table.skipped] == list(dubito.open_images(photos).ids[16:24])
+
+
+def test_nodes_that_die_do_not_count_as_attempts(model, photos, tmp_path, fake_ray, monkeypatch):
+    monkeypatch.setattr("dubito.engines.ray._WAIT_SECONDS", 0.0)
+    extract(model, photos, tmp_path / "local", engine="local")
+    deaths = iter([True] * 9)
+    fake_ray.dies = lambda method, block, *_: method == "run" and block.number == 2 and next(deaths, False)
+    monkeypatch.setattr(fake_ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "gone"))
+    extract(model, photos, tmp_path / "ray", engine=RayEngine(retries=1))
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_an_error_of_a_probe_names_the_probe_and_the_images(model, photos, tmp_path, fake_ray):

@@ -12,9 +12,9 @@ from tests.heads.conftest import learnable
 from torch.distributed import HashStore
 
 import dubito
-from dubito.errors import EngineError, TableError, ValueRangeError
+from dubito.errors import EngineError, LostProcessError, TableError, ValueRangeError
 from dubito.heads import distributed, stream, workers
-from dubito.heads.distributed import Group, LostProcessError, Processes, follow
+from dubito.heads.distributed import Group, Processes, follow
 from dubito.heads.loop import STATE
 from dubito.heads.recipe import Recipe
 from dubito.heads.score import UncertaintyHead

@@ -22,7 +22,7 @@ from dubito.cache.probe_runner import Columns, ProbeRunner
 from dubito.data import Augmented
 from dubito.data.image_set import Hashes, ImageSet
 from dubito.engines import Block
-from dubito.errors import CacheError, EngineError, ImagesError, StaleCacheError
+from dubito.errors import CacheError, DubitoError, EngineError, ImagesError, StaleCacheError, StoreError
 from dubito.storage import Place
 from dubito.threads import torch_threads
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
@@ -44,6 +44,7 @@ class BlockRunner:
         classes_by_position: Class names are taken as the model's classes in order, so there must be as many.
         batch_size: Images through the model at once.
         threads: Threads of torch.
+        origins: By kind, what its shards are made from, as a hash.
         rows: The shards of rows that are there already, by number of the block.
     """
 
@@ -59,6 +60,7 @@ class BlockRunner:
     classes_by_position: bool
     batch_size: int
     threads: int
+    origins: dict[str, str]
     rows: dict[int, Shard] = field(default_factory=dict)
     _values_checked: bool = False
     _sample: tuple[int, bytes | None] | None = None
@@ -113,15 +115,7 @@ class BlockRunner:
                 f"the folder '{self.folder}' of the cache cannot be seen there. Choose a folder that all nodes "
                 f"share, or an object store."
             )
-        if self._sample is not None:
-            index, content = self._sample
-            (batch,) = runner.batches(self.images, self.model.transform, [[index]], 0, hashed=self.hashed)
-            if batch.broken or batch.contents.get(index) != content:
-                reason = batch.broken[0][1] if batch.broken else "its content is another"
-                raise ImagesError(
-                    f"image '{self.images.ids[index]}' cannot be seen there as it is here: {reason} "
-                    f"Put the images where all nodes see them under the same path."
-                )
+        self._check_sample(ImagesError)
         if device is not None:
             members = [member for probe in self.probes.values() for member in getattr(probe, "models", ())]
             for model in (self.model, *members):
@@ -186,6 +180,19 @@ class BlockRunner:
         groups = runner.in_batches(block.images, self.batch_size)
         return [[index for index in group if index not in skipped] for group in groups] if skipped else groups
 
+    def _check_sample(self, error: type[DubitoError]) -> None:
+        """Raise an error where the image that the driver has read cannot be read as it was there."""
+        if self._sample is None:
+            return
+        index, content = self._sample
+        (batch,) = runner.batches(self.images, self.model.transform, [[index]], 0, hashed=self.hashed)
+        if batch.broken or batch.contents.get(index) != content:
+            reason = batch.broken[0][1] if batch.broken else "its content is another"
+            raise error(
+                f"image '{self.images.ids[index]}' cannot be seen there as it is here: {reason} "
+                f"Put the images where all nodes see them under the same path."
+            )
+
     def _extract(self, block: Block, stream: Iterable[runner.Batch]) -> list[Shard]:
         """Run the missing probes over one block and write its missing shards, the rows first."""
         names = [kind for kind in block.kinds if kind != ROWS]
@@ -200,6 +207,8 @@ class BlockRunner:
             rows.contents |= batch.contents
             for name, columns in self._probe(batch, names).items():
                 parts[name].append(columns)
+        if rows.broken:
+            self._check_sample(StoreError)  # a node whose disk is gone would leave out all images
         shards = [self._write_rows(block, rows)] if recorded is None else []
         for name in names:
             probe = self.probes[name]
@@ -252,7 +261,7 @@ class BlockRunner:
         return self._write(ROWS, block.number, columns, {"skipped": skipped})
 
     def _write(self, kind: str, number: int, columns: Columns, notes: Json) -> Shard:
-        return disk.write_shard(self.folder, kind, number, columns, notes)
+        return disk.write_shard(self.folder, kind, number, columns, {**notes, "origin": self.origins[kind]})
 
 
 def contents_of(rows: Sequence[Shard]) -> Hashes:

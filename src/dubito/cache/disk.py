@@ -12,9 +12,10 @@ and no path but that of a weights file, so two extractions of the same images by
 
 A shard holds columns of consecutive images. Its kind is a probe's name, `rows` for what is known of the images
 themselves (ids, labels, hashes of their contents), or `head` for a last layer that logits are rebuilt with. Its name
-carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record, and its header
-repeats kind and block, so that a renamed shard is seen. The manifest is sealed by its own hash. Opening a cache reads
-the manifest alone; rows are read from memory-mapped shards when they are needed, half precision as float32, and a
+carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record. Its header repeats
+kind and block, so that a renamed shard is seen, and has a hash of what it was made from (`origin_of`), so that a shard
+is seen which a forgotten worker of another extraction wrote. The manifest is sealed by its own hash. Opening a cache
+reads the manifest alone; rows are read from memory-mapped shards when they are needed, half precision as float32, and a
 shard's checksum is verified once, when its rows are first touched.
 """
 
@@ -220,6 +221,16 @@ def _expected_size(path: Place) -> int:
 
 def _notes(path: Place) -> Json:
     return cast("Json", parse_json(_header(path)["__metadata__"]["notes"]))
+
+
+def origin_of(manifest: "Manifest", kind: str) -> str:
+    """A hash of everything that the shards of a kind were made from, except for the contents of the images."""
+    probe = manifest.probes.get(kind, {"uses_labels": kind == ROWS})
+    labelled = kind == ROWS or (manifest.label_space == "model" and "targets" not in manifest.identity)
+    left_out = {"images"} if probe["uses_labels"] and labelled else {"images", "labels"}
+    identity = {part: manifest.identity.get(part) for part in _PARTS.keys() - left_out}
+    sizes = (manifest.batch_size, manifest.shard_size, manifest.threads)
+    return hash_bytes(json.dumps([identity, sizes, probe.get("settings")], sort_keys=True).encode()).hex()
 
 
 def write_shard(folder: Place, kind: str, index: int, columns: Mapping[str, Tensor], notes: Json) -> Shard:

@@ -130,6 +130,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             classes_by_position=by_place and label_space is None,
             batch_size=manifest.batch_size,
             threads=manifest.threads or runs_on.default_threads,
+            origins={kind: disk.origin_of(manifest, kind) for kind in (ROWS, *chosen)},
         )
         extraction = _Extraction(work, manifest)
         try:
@@ -219,8 +220,10 @@ class _Extraction:
     def undo(self, previous: Manifest | None) -> None:
         """Leave a finished cache as it was: what a new probe has written for images that have changed is removed."""
         if previous is not None:
-            for shard in self.written:
-                disk.remove_shard(shard)
+            named = set(previous.shard_names())
+            for shard in disk.list_shards(self.folder):  # also those of workers that nobody has heard of
+                if shard.name not in named:
+                    disk.remove_shard(shard)
             previous.write(self.folder)
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
@@ -235,8 +238,14 @@ class _Extraction:
         damaged = dict.fromkeys(named, "is missing")
         whole: dict[tuple[str, int], list[Shard]] = defaultdict(list)
         shards, sizes = disk.list_shards(self.folder), {} if isinstance(self.folder, Path) else sizes_in(self.folder)
-        wrongs = disk.each(lambda shard: shard.damage(size=sizes.get(shard.name)), shards)
-        for shard, wrong in zip(shards, wrongs, strict=True):
+        origins = {kind: disk.origin_of(self.manifest, kind) for kind in {shard.kind for shard in shards}}
+
+        def damage(shard: Shard) -> str | None:
+            wrong = shard.damage(size=sizes.get(shard.name))
+            other = wrong is None and shard.notes().get("origin", origins[shard.kind]) != origins[shard.kind]
+            return "is of another extraction" if other else wrong
+
+        for shard, wrong in zip(shards, disk.each(damage, shards), strict=True):
             damaged.pop(shard, None)
             if wrong:
                 damaged[shard] = wrong
@@ -326,7 +335,8 @@ class _Extraction:
                         self.work.check(Block(number, self._indices(number), (name,)))
                     weight, bias = self.work.model.head()
                     columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
-                    self._add([disk.write_shard(self.folder, HEAD, 0, columns, {})])
+                    origin = disk.origin_of(self.manifest, HEAD)
+                    self._add([disk.write_shard(self.folder, HEAD, 0, columns, {"origin": origin})])
                 self.manifest.probes[name][HEAD] = self.shards[HEAD, 0].name
         if self.work.hashed:
             contents, n = contents_of(rows), len(self.work.originals)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.cache import disk
-from dubito.cache.disk import ROWS, Manifest, Shard, unpack_strings
+from dubito.cache.disk import Manifest, Shard, unpack_strings
 from dubito.cache.extract import summary
 from dubito.cache.labels import (
     RecordedImages,
@@ -125,6 +125,8 @@ def _relabel(
 ) -> None:
     """Write new shards, let the manifest name them, and remove those that they replace."""
     base, before = base_probe(), manifest.label_space
+    manifest.label_space, manifest.label_names = space, names_of_labels(images, manifest, space)
+    manifest.identity["labels"] = disk.hash_labels(values[: manifest.identity["count"]], space)
     of_labels = "targets" not in manifest.identity  # what losses are of
     if of_labels and "model" in (space, before):
         _check_losses(folder, manifest, space)
@@ -137,20 +139,21 @@ def _relabel(
             target, mixed = compared_rows(images, compared, block.rows)
             if target is not None and block.rows:
                 columns["loss"] = base.loss(columns["logit"], target, mixed)
-            written.append(disk.write_shard(folder, base.name, shard.index, columns, shard.notes()))
+            written.append(_write(folder, manifest, shard, columns))
         record |= summary(written)
         manifest.task_loss = base.recorded_loss if space == "model" else None
-    manifest.rows = summary([_row_shard(folder, block, values) for block in blocks])
-    manifest.label_space, manifest.label_names = space, names_of_labels(images, manifest, space)
-    manifest.identity["labels"] = disk.hash_labels(values[: manifest.identity["count"]], space)
+    manifest.rows = summary(
+        [_write(folder, manifest, block.shard, {**block.shard.read(), "label": values[block.rows]}) for block in blocks]
+    )
     manifest.write(folder)
     disk.remove_replaced(folder, manifest)
     disk.remove_leftovers(folder)
 
 
-def _row_shard(folder: Place, block: _Block, values: Int[Tensor, "n"]) -> Shard:
-    columns = {**block.shard.read(), "label": values[block.rows]}
-    return disk.write_shard(folder, ROWS, block.shard.index, columns, block.shard.notes())
+def _write(folder: Place, manifest: Manifest, shard: Shard, columns: dict[str, Tensor]) -> Shard:
+    """A shard like another one, with other columns."""
+    notes = shard.notes() | {"origin": disk.origin_of(manifest, shard.kind)}
+    return disk.write_shard(folder, shard.kind, shard.index, columns, notes)
 
 
 def _check_losses(folder: Place, manifest: Manifest, space: LabelSpace) -> None:

@@ -16,7 +16,7 @@ from dubito.data.files import class_folders, is_hidden, only_images
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.storage import reading
-from dubito.storage.locations import Place, to_readable
+from dubito.storage.locations import Place, mounted, to_readable
 from dubito.threads import Lock
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error)
@@ -67,7 +67,7 @@ class ArchiveImages(ImageSet):
             hashed = self._hash(index, (info.CRC, info.file_size))
             if info.file_size > LIMIT:
                 raise too_large()
-            with self._lock, archive.open(info) as member:  # threads share one file position
+            with mounted(self.path), self._lock, archive.open(info) as member:  # threads share one file position
                 content = member.read(info.file_size + 1)  # no more than the directory states, whatever is there
             return decode(content, name), hashed
         except BrokenImageError as broken:

@@ -34,7 +34,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from dubito.data.image_set import hash_bytes
 from dubito.errors import BrokenImageError
-from dubito.storage.locations import Place, RemotePath, is_web
+from dubito.storage.locations import Place, RemotePath, is_web, mounted
 from dubito.threads import quiet
 
 LIMIT = 512 << 20
@@ -130,7 +130,8 @@ def read_content(place: Place) -> tuple[bytes | OSError, bytes]:
     """
     try:
         if isinstance(place, Path):
-            content = read_regular(place)
+            with mounted(place):
+                content = read_regular(place)
         else:
             content = read_url(place.url) if is_web(place) else _read_object(place)
     except OSError as error:

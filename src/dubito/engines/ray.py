@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +40,8 @@ from dubito.validate import check_number
 
 _GPU_READERS = 4
 _WAIT_SECONDS, _PATIENCE_SECONDS, _END_SECONDS = 2.0, 60.0, 10.0
+_LOST_NODES = 30
+"""How often a block is run again because its node has died: providers take back nodes, whatever runs there."""
 _FATAL = (CacheError, ModelError, StoreError)
 """Errors that leaving out a block cannot repair."""
 _SAFE = "Finished shards are safe: the same call continues from there."
@@ -58,6 +60,7 @@ class RayEngine:
         gpus: GPUs that each copy reserves, such as 1 or 0.5; its models move there. By default 1 if the model is on a
             GPU, otherwise 0.
         retries: How often a block is run again when its worker dies, or it raises what another attempt may repair.
+            Nodes that die do not count.
         failures: How many blocks may fail for good. Their images are left out, listed in `skipped` and warned of;
             with one block more, the extraction ends with an error.
     """
@@ -174,7 +177,7 @@ class _ClusterRun:
     readers: int
     replicas: list[_Replica] = field(default_factory=list)
     waiting: deque[Block] = field(default_factory=deque)
-    attempts: Counter[int] = field(default_factory=Counter)
+    attempts: defaultdict[int, list[str | None]] = field(default_factory=lambda: defaultdict(list))
     failed: dict[Block, str] = field(default_factory=dict)
     false_starts: int = 0
     _idle_since: float = field(default_factory=time.monotonic)
@@ -265,7 +268,7 @@ class _ClusterRun:
             answer = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             self.replicas.remove(replica)
-            self._lost(block, first_words(str(error).partition("\n")[0]))
+            self._lost(block, first_words(str(error).partition("\n")[0]), replica.node)
             return
         if block is None:
             self._started(replica, answer)
@@ -285,20 +288,20 @@ class _ClusterRun:
         else:
             raise EngineError(f"a worker of Ray cannot start on {answer.why}. {_SAFE}") from answer.error
 
-    def _lost(self, block: Block | None, why: str) -> None:
+    def _lost(self, block: Block | None, why: str, node: str | None) -> None:
         """A worker has died: at its block, or before it had one."""
         if block is not None:
-            self._retry(block, _Failure(f"{self.work.describe(block)}: the worker died ({why})", None))
+            self._retry(block, _Failure(f"{self.work.describe(block)}: the worker died ({why})", None), node)
             return
         self.false_starts += 1
         if self.false_starts > self.engine.retries:
             raise EngineError(f"workers of Ray die as they start, {self.false_starts} in a row: {why}. {_SAFE}")
 
-    def _retry(self, block: Block, failure: _Failure) -> None:
+    def _retry(self, block: Block, failure: _Failure, died_on: str | None = None) -> None:
         """Run a block again, or count it among those that have failed for good, if the engine allows as many."""
-        self.attempts[block.number] += 1
+        self.attempts[block.number].append(died_on)
         repairable = failure.error is None or isinstance(failure.error, StoreError)
-        if repairable and self.attempts[block.number] <= self.engine.retries:
+        if repairable and self._may_try_again(block):
             self.waiting.append(block)
             return
         self.failed[block] = failure.why
@@ -311,8 +314,19 @@ class _ClusterRun:
                 f"more blocks fail: their images are left out."
             )
 
+    def _may_try_again(self, block: Block) -> bool:
+        """Whether attempts of a block are left, where those whose node has died do not count."""
+        attempts = self.attempts[block.number]
+        if len(attempts) <= self.engine.retries:
+            return True
+        if attempts[-1] is not None:
+            time.sleep(_WAIT_SECONDS)  # until the cluster has noticed
+        alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+        lost = [node for node in attempts if node is not None and node not in alive]
+        return len(attempts) - len(lost) <= self.engine.retries and len(lost) <= _LOST_NODES
+
     def _failures(self) -> str:
-        listed = [f"{why} ({self.attempts[block.number]} attempts)" for block, why in self.failed.items()]
+        listed = [f"{why} ({len(self.attempts[block.number])} attempts)" for block, why in self.failed.items()]
         return f"{len(listed)} blocks failed on Ray: {'; '.join(listed[:3])}{'; ...' if len(listed) > 3 else ''}"
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -358,7 +372,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         )
     try:
         yield
-    except ConnectionError as error:  # by Ray's client, whose address begins with ray://
+    except (ConnectionError, ray.exceptions.RayError) as error:
         raise EngineError(f"the connection to the cluster of Ray is lost ({first_words(error)}). {_SAFE}") from error
     finally:
         if own:

@@ -30,7 +30,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito import errors
 from dubito.cache.disk import differing_parts
-from dubito.errors import DubitoError, EngineError, TableError, first_words
+from dubito.errors import DubitoError, EngineError, LostProcessError, TableError, first_words
 from dubito.heads.losses import HeadLoss
 from dubito.heads.module import HeadModule
 from dubito.heads.stream import Stream, dropped
@@ -44,11 +44,6 @@ dist: Any = torch.distributed
 """Hardly typed, and almost empty in some builds of torch."""
 _CONNECT_SECONDS, _JOIN_SECONDS, _ANSWER_SECONDS = 60.0, 300.0, 1800.0
 _FAILURE = "failure"
-
-
-@final
-class LostProcessError(EngineError):
-    """A process of a training has ended, or cannot be reached."""
 
 
 @final

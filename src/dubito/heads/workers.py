@@ -30,8 +30,8 @@ import torch.distributed
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dubito.errors import EngineError, TableError, ValueRangeError
-from dubito.heads.distributed import Group, LostProcessError, Processes, failure, follow
+from dubito.errors import EngineError, LostProcessError, TableError, ValueRangeError
+from dubito.heads.distributed import Group, Processes, failure, follow
 from dubito.table import Column, Table
 from dubito.threads import torch_threads
 from dubito.validate import check_number

@@ -3,9 +3,10 @@
     .lock/000001, .lock/000002, ...    files below a folder; the one with the highest number counts
 
 Whoever creates the next number holds the folder. The stores of `_CONDITIONAL` create a file for one writer alone
-(`RemotePath.create`), which is tried out each time, so there is one holder; others are not written to. It renews its file every few seconds, and marks it as released in the
-end. A file that has not been renewed for `_PATIENCE_SECONDS` belongs to a process that has died, and the next number
-may be created; if it was a process of this machine, it is known at once that it has died. No clocks are compared.
+(`RemotePath.create`), which is tried out each time, so there is one holder; others are not written to. It renews its
+file every few seconds, and marks it as released in the end. A file that has not been renewed for `_PATIENCE_SECONDS`
+belongs to a process that has died, and the next number may be created; if it was a process of this machine, it is known
+at once that it has died. No clocks are compared.
 
 A holder that was suspended for longer than that has lost its lease. It finds the higher number before it writes or
 removes a file of the folder (`check_held`). Between that look and the write lies a moment in which another one may

@@ -7,7 +7,8 @@ credentials and other options from its own configuration and from the environmen
   per process, so it is asked for it at every access, and a `RemotePath` holds its address only.
 - Reading ranges of bytes keeps memory bounded whatever lies there.
 - A file that is missing is one broken image. A store that cannot be reached or refuses access is a `StoreError`, which
-  stops everything: images that were skipped in such a minute would be missing from a finished cache.
+  stops everything: images that were skipped in such a minute would be missing from a finished cache. So is a disk of
+  another machine that does not answer (`mounted`).
 """
 
 import errno
@@ -33,6 +34,23 @@ _PIECE, _AHEAD, _GAP = 1 << 25, 1 << 20, 1 << 16
 _MOST_FILES = 1_000_000
 _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_AWAY = {
+    getattr(errno, name)
+    for name in (
+        "ESTALE",
+        "ETIMEDOUT",
+        "ENOTCONN",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "ENETDOWN",
+        "ENETUNREACH",
+        "ECONNRESET",
+        "ECONNABORTED",
+        "EREMOTEIO",
+    )
+    if hasattr(errno, name)
+}
+"""What reading a file raises if it is on a disk of another machine, and that does not answer."""
 _PACKAGES = {"s3": "'dubito[s3]'", "gs": "'dubito[gs]'", "gcs": "'dubito[gs]'", "az": "adlfs", "abfs": "adlfs"}
 """By scheme what pip installs to read it."""
 
@@ -227,6 +245,20 @@ Place = Path | RemotePath
 """A path on the disk, or an address."""
 
 
+@contextmanager
+def mounted(path: Place) -> Iterator[None]:
+    """Turn what a disk of another machine raises when it does not answer into StoreError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _AWAY:
+            raise
+        raise StoreError(
+            f"'{path}' is on a disk that does not answer ({error.strerror}). When it does, run the same call again: "
+            f"what was finished is kept."
+        ) from error
+
+
 def is_url(text: object) -> bool:
     """Whether a text is an address: a scheme, :// and a path.
 
@@ -342,7 +374,7 @@ class RangeReader:
     def read(self, place: Place, start: int, size: int) -> bytes:
         """`size` bytes from `start`, or fewer where the file ends."""
         if isinstance(place, Path):
-            with place.open("rb") as file:
+            with mounted(place), place.open("rb") as file:
                 file.seek(start)
                 return file.read(size)
         last, first, block = getattr(self._local, "last", (None, 0, b""))
