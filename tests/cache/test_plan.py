@@ -89,6 +89,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"rate": 20.0, "mtbf": 0.05, "restart": 30.0}, 20),  # a failure in seven blocks
         ({"rate": 20.0, "mtbf": 0.02, "restart": 60.0}, 50),  # a failure in three
         ({"rate": 250.0, "latency": 0.5, "connections": 64}, 20),
+        ({"rate": 250.0, "latency": 0.5, "images_per_request": 9.0}, 20),  # workers wait for single requests
         ({"rate": 250.0, "store_requests": 2000.0}, 20),  # workers wait for the store
         ({"rate": 250.0, "driver_rate": 3.0}, 20),
         ({"rate": 100.0, "decode_rate": 40.0}, 7),

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -35,6 +38,8 @@ def cluster(s3_server, tmp_path_factory):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         settings.setenv(name, "test")
     head = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _QUICK}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        head["ray_client_server_port"] = free.getsockname()[1]
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=_STORE)
@@ -98,6 +103,26 @@ def test_every_probe_gives_the_bytes_of_the_local_engine(cluster, model, tmp_pat
         table = extract(model, photos, tmp_path / "ray", probes=every_probe(model), engine="ray")
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
     assert table.skipped[0][0] == "a/012.png"
+
+
+BY_CLIENT = """
+import sys, dubito
+from dubito.engines import RayEngine
+from tests.cache.conftest import small_network
+from tests.engines.conftest import SETTINGS
+model = dubito.wrap(small_network(), transform=dubito.Preprocess((16, 16), 16), name="small")
+dubito.extract(model, sys.argv[1], sys.argv[2], engine=RayEngine(address=sys.argv[3], replicas=1), **SETTINGS)
+"""
+
+
+def test_a_driver_outside_of_the_cluster(cluster, model, photos, tmp_path):
+    extract(model, photos, tmp_path / "local")
+    address = f"ray://127.0.0.1:{cluster.head_node._ray_params.ray_client_server_port}"
+    command = [sys.executable, "-c", BY_CLIENT, str(photos), str(tmp_path / "ray"), address]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_a_killed_worker_costs_nothing(cluster, model, photos, tmp_path, pid):

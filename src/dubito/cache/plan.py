@@ -50,7 +50,7 @@ class Cluster:
         shard_size: Images per shard.
         kinds: Shards per block: one of rows, and one per probe.
         latency: Seconds until the store answers a request.
-        connections: Requests that a worker has open at a time.
+        connections: Requests that a worker has open at a time: the processes that decode beside it, 4 on GPUs.
         images_per_request: Images that one request fetches: 1 for files, more for tar shards.
         bandwidth: Bytes per second between one worker and the store.
         store_requests: Requests per second that the store answers to all workers.
@@ -71,7 +71,7 @@ class Cluster:
     shard_size: int = 512
     kinds: int = 2
     latency: Number = 0.03
-    connections: int = 16
+    connections: int = 4
     images_per_request: Number = 1.0
     bandwidth: Number = 100e6
     store_requests: Number = 5500.0
@@ -274,7 +274,7 @@ def simulate(rows: int, cluster: Cluster, workers: int, *, seed: int = 0) -> flo
     """Hours of an extraction, drawn event by event: delays, failures, and what all workers share.
 
     A worker takes the next block, waits for its turn at the store and at the driver, which serve one block after the
-    other, works, and writes. If it fails before, the block goes back to the others and the worker starts again.
+    other, fetches, computes, and writes; every request takes its own time. If it fails before, the block goes back to the others and the worker starts again.
 
     Args:
         rows: Rows to extract.
@@ -285,16 +285,13 @@ def simulate(rows: int, cluster: Cluster, workers: int, *, seed: int = 0) -> flo
     draw = random.Random(seed)  # noqa: S311 (a simulation)
     turn = cluster.shard_size / min(cluster.shared().values())
     waiting = math.ceil(rows / cluster.shard_size)
-    compute = cluster.block_seconds() - cluster.kinds * cluster.latency
     free = [(0.0, draw.expovariate(1 / (cluster.mtbf * _HOUR))) for _ in range(workers)]
     heapq.heapify(free)
     served = end = 0.0
     while waiting:
         now, failure = heapq.heappop(free)
         served = max(served, now) + turn
-        # Exponential delays: a store answers most requests early and a few late.
-        delay = sum(draw.expovariate(1 / cluster.latency) for _ in range(cluster.kinds)) if cluster.latency else 0.0
-        done = max(now + compute + delay, served)
+        done = max(now + _drawn_seconds(cluster, draw), served)
         if failure < done:
             again = max(failure, now) + cluster.restart
             heapq.heappush(free, (again, again + draw.expovariate(1 / (cluster.mtbf * _HOUR))))
@@ -303,6 +300,16 @@ def simulate(rows: int, cluster: Cluster, workers: int, *, seed: int = 0) -> flo
         end = max(end, done)
         heapq.heappush(free, (done, failure))
     return end / _HOUR
+
+
+def _drawn_seconds(cluster: Cluster, draw: random.Random) -> float:
+    """Of one block without failures. Delays are exponential: a store answers most requests early and a few late."""
+    size, requests = cluster.shard_size, math.ceil(cluster.shard_size / cluster.images_per_request)
+    delays = [draw.gammavariate(n, cluster.latency) if cluster.latency else 0.0 for n in (requests, cluster.kinds)]
+    sent = size * cluster.image_bytes / cluster.bandwidth
+    fetching = max(sent, (delays[0] + sent) / cluster.connections)
+    written = size * cluster.row_bytes / cluster.bandwidth
+    return max(size / cluster.rate, size / cluster.decode_rate, fetching) + delays[1] + written
 
 
 def _seconds(rows: int, cluster: Cluster, workers: int) -> float:

@@ -19,7 +19,7 @@ class ClusterOptions:
     shard_size: Annotated[int, option("Images per shard.", "N")] = 512
     kinds: Annotated[int, option("Shards per block: one of rows, and one per probe.", "N")] = 2
     latency: Annotated[float, option("Seconds until the store answers a request.", "S")] = 0.03
-    connections: Annotated[int, option("Requests that a worker has open at a time.", "N")] = 16
+    connections: Annotated[int, option("Requests that a worker has open at a time.", "N")] = 4
     images_per_request: Annotated[float, option("1 for files, more for tar shards.", "N")] = 1.0
     bandwidth: Annotated[float, option("Bytes per second between a worker and the store.", "N")] = 100e6
     store_requests: Annotated[float, option("Requests per second that the store answers.", "N")] = 5500.0
