@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -242,6 +244,19 @@ def test_an_error_in_the_transform_is_reported_in_one_sentence(network, folder, 
 
     model = dubito.wrap(network, transform=Fixed())
     with pytest.raises(ImagesError, match=r"image 'a/000\.png' could not be prepared: KeyError: 'oops'"):
+        extract(model, folder, tmp_path / "cache", workers=1)
+
+
+def test_a_process_that_decodes_and_is_killed_is_an_error_of_ours(network, folder, tmp_path):
+    driver = os.getpid()
+
+    def transform(image):
+        if os.getpid() != driver:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ToTensor()(image)
+
+    model = dubito.wrap(network, transform=transform)
+    with pytest.raises(ImagesError, match=r"^a process that decodes images ended by itself \(.*with fewer workers"):
         extract(model, folder, tmp_path / "cache", workers=1)
 
 

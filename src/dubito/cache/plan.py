@@ -274,7 +274,8 @@ def simulate(rows: int, cluster: Cluster, workers: int, *, seed: int = 0) -> flo
     """Hours of an extraction, drawn event by event: delays, failures, and what all workers share.
 
     A worker takes the next block, waits for its turn at the store and at the driver, which serve one block after the
-    other, fetches, computes, and writes; every request takes its own time. If it fails before, the block goes back to the others and the worker starts again.
+    other, fetches, computes, and writes; every request takes its own time. If it fails before, the block goes back to
+    the others and the worker starts again.
 
     Args:
         rows: Rows to extract.

@@ -189,8 +189,10 @@ def _ended_workers(*also: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, *also) as error:
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+    except DubitoError:
+        raise
+    except Exception as error:
+        if not isinstance(error, also) and "DataLoader worker" not in str(error):
             raise
         raise ImagesError(
             f"a process that decodes images ended by itself ({first_words(error)}), as when memory runs out. "
