@@ -4,11 +4,12 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
 from ray.cluster_utils import Cluster
+
+from dubito.storage import Place
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def node(cpus: int) -> dict[str, Any]:
 class Killer:
     """Kills something whenever a cache has a new shard, after a random while: so an extraction always gets on."""
 
-    def __init__(self, cache: Path, kill: Callable[[], bool], most: int, chance: random.Random) -> None:
+    def __init__(self, cache: Place, kill: Callable[[], bool], most: int, chance: random.Random) -> None:
         self.cache, self.kill, self.most, self.chance = cache, kill, most, chance
         self.count, self._done = 0, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -50,10 +51,15 @@ class Killer:
     def _run(self) -> None:
         seen = 0
         while self.count < self.most and not self._done.wait(0.05):
-            if (now := len(list(self.cache.glob("forward-*.safetensors")))) > seen:
+            if (now := count_shards(self.cache)) > seen:
                 seen = now
                 if not self._done.wait(self.chance.uniform(0, 0.5)):
                     self.count += self.kill()
+
+
+def count_shards(cache: Place) -> int:
+    """How many blocks of images are done."""
+    return sum(path.name.startswith("forward-") for path in cache.iterdir()) if cache.is_dir() else 0
 
 
 def kill_worker(chance: random.Random) -> bool:

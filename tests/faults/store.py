@@ -4,6 +4,7 @@ The store is behind a proxy that fails at some request (`proxy`). At others, the
 store has done what it should. Objects are damaged, and so are their copies on the disk.
 """
 
+import hashlib
 import os
 import signal
 import tempfile
@@ -97,12 +98,11 @@ class Job:
 
     def do(self, what: str) -> Any:
         """Call one of the victim's methods."""
-        os.environ |= {"AWS_ENDPOINT_URL": self.address, "DUBITO_COPIES": str(self.copies)}
-        os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        os.environ |= credentials(self.address) | {"DUBITO_COPIES": str(self.copies)}
         to: Any = RemotePath(self.to) if self.to.startswith(BUCKET) else Path(self.to)
         if what == "contents" and isinstance(to, RemotePath):
             names = [name for name in to.files_below() if not name.startswith(LOCK)]
-            return {name: (to / name).read_bytes().hex() for name in names}
+            return {name: hashlib.sha256((to / name).read_bytes()).hexdigest() for name in names}
         return getattr(self.victim, what)(to)
 
 
@@ -230,13 +230,22 @@ class StorePart:
         return compare(expected["contents"], value_of(job.do, "contents"))
 
 
+def credentials(address: str) -> dict[str, str]:
+    """What a process needs in its environment to find a store."""
+    return {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+
+def make_bucket(job: Job) -> None:
+    """Make the bucket."""
+    os.environ |= credentials(job.address)
+    _files().mkdir(BUCKET)
+
+
 def upload(job: Job) -> None:
     """Put the images into the store."""
     job.victim.prepare()
-    os.environ |= {"AWS_ENDPOINT_URL": job.address, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    files = _files()
-    files.mkdir(BUCKET)
-    files.put(str(job.victim.inputs / "photos"), f"{BUCKET}/photos", recursive=True)
+    make_bucket(job)
+    _files().put(str(job.victim.inputs / "photos"), f"{BUCKET}/photos", recursive=True)
 
 
 def damage(kind: str, job: Job, seed: int) -> str | None:
@@ -264,7 +273,7 @@ def damage(kind: str, job: Job, seed: int) -> str | None:
 
 def remove(job: Job, name: str) -> None:
     """Remove an object of a folder in the store, or all of them."""
-    os.environ |= {"AWS_ENDPOINT_URL": job.address, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    os.environ |= credentials(job.address)
     place = RemotePath(job.to)
     if name:
         (place / name).unlink(missing_ok=True)
