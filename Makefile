@@ -44,7 +44,7 @@ demo: $(READY)  ## score real photographs and their corrupted copies, and write 
 
 # Two processes of one thread each: half the time of one process with two threads. loadscope: a module's set-up runs once.
 test: $(READY) $(BROWSER)  ## run all tests and doctests; PROCESSES=N for more than two at once
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 check: $(READY)  ## format, lint, types, rules of the house, docs
 	$(BIN)/ruff format --check .
