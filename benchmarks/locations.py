@@ -1,9 +1,11 @@
 """What does it cost that images or a cache are not on the disk? An S3 server on this machine, against the disk.
 
     tar_ratio     images/s of extract from tar shards on the server  /  from the same shards on the disk (>= 0.9)
-    cache_ratio   rows/s of scoring a cache on the server, without local copies  /  the same cache on the disk (>= 0.5)
+    cache_ratio   rows/s of scoring a cache on the server, without local copies  /  the same cache on the disk (>= 0.5);
+                  neither is in memory
     read_ratio    the same, where every row is read and nothing is computed
-    copied_ratio  the same as cache_ratio, with local copies
+    memory_ratio  the same as cache_ratio, where the system has the files of the disk in memory
+    copied_ratio  the same as memory_ratio, with local copies of the server's files
     store_ratio   bytes/s that reading from the server takes in  /  those of downloading its files and doing no more
 
     python benchmarks/locations.py [--data FOLDER] [--images 384] [--rows 20000] [--repeats 3] [--model NAME]
@@ -109,24 +111,36 @@ def measure_cache(files: s3fs.S3FileSystem, place: Path, rows: int, repeats: int
             "s3 read": lambda: read(there),
             "download": lambda: [files.cat_file(one) for one in files.ls(f"{BUCKET}/cache", detail=False)],
             "disk": lambda: score(place / "cache"),
+            "memory": lambda: score(place / "cache"),
             "s3": lambda: score(there),
             "copied": lambda: score(there),
         }.items():
             disk.forget_shards()
             if name != "copied":
                 shutil.rmtree(copies, ignore_errors=True)
+            if name.startswith("disk"):
+                drop_from_memory(place / "cache")
             taken = seconds_of(run)
             seconds.setdefault(name, []).extend([] if turn == "first" else [taken])
     median = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "cache_ratio": round(median["disk"] / median["s3"], 4),
         "read_ratio": round(median["disk read"] / median["s3 read"], 4),
-        "copied_ratio": round(median["disk"] / median["copied"], 4),
+        "memory_ratio": round(median["memory"] / median["s3"], 4),
+        "copied_ratio": round(median["memory"] / median["copied"], 4),
         "store_ratio": round(median["download"] / median["s3 read"], 4),
         "disk_rows_per_second": round(rows / median["disk"]),
         "s3_rows_per_second": round(rows / median["s3"]),
         "cache_megabytes": round(sum(path.stat().st_size for path in (place / "cache").iterdir()) / 1e6, 1),
     }
+
+
+def drop_from_memory(folder: Path) -> None:
+    """Make the system read the files of a folder from the disk again."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read(cache: Path | str) -> None:

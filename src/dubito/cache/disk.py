@@ -61,6 +61,7 @@ from dubito.storage import (
     encode,
     fetch_ahead,
     forget_copy,
+    is_compared,
     local_copy,
     not_there,
     parse_json,
@@ -96,7 +97,8 @@ ROWS, HEAD = "rows", "head"
 _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
 _WRITER = re.compile(rf"(\.[0-9a-f]{{8}})?{re.escape(UNFINISHED)}$")
 _UNLABELLED = "none"
-_OPEN_AT_ONCE = 32
+_OPEN_AT_ONCE, _AHEAD = 32, 4
+"""Shards that are open, and that are fetched ahead from a store."""
 _FORGED = "It is not as it was extracted: extract again into another folder."
 _SHARDS = [{"name": str, "bytes": COUNT, "rows": COUNT}, ...]
 _KIND = {"columns?": {str: {"shape": [COUNT, ...]}}, "shards?": _SHARDS, "head?": str, "settings?": {str: Any}}
@@ -145,7 +147,7 @@ class Shard:
         """
         try:
             path = local_copy(self.path) if size is None else self.path
-            actual = checksum(path) if isinstance(path, Path) else self.crc
+            actual = checksum(path) if isinstance(path, Path) and not is_compared(path) else self.crc
             if actual != self.crc and forget_copy(self.path):
                 actual = checksum(local_copy(self.path))
             if actual != self.crc:
@@ -302,19 +304,19 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
         name: The key in every shard; "id" for the names that `pack_strings` packed.
         tail: The shape of one row.
     """
-    following = [shard for shard, _ in shards[1:]] + [None]
-    columns = [
-        Computed((rows, *tail), partial(_read, shard, then, name, (rows, *tail)))
-        for (shard, rows), then in zip(shards, following, strict=True)
-    ]
+    columns = []
+    for number, (shard, rows) in enumerate(shards):
+        # Whoever reads on from the second shard reads all of them; the first may have been all.
+        ahead = tuple(one for one, _ in shards[number + 1 : number + 1 + (_AHEAD if number else 1)])
+        columns.append(Computed((rows, *tail), partial(_read, shard, ahead, name, (rows, *tail))))
     stacked = columns[0] if len(columns) == 1 else Stacked(columns)
     return stacked if name == "id" else Computed(stacked.shape, partial(_widened, stacked))
 
 
-def _read(shard: Shard, then: Shard | None, name: str, shape: tuple[int, ...], rows: Exact) -> Any:
-    """Some rows of one column of one shard; whoever reads forward needs the shard that follows next."""
-    if then is not None and not isinstance(then.path, Path):
-        fetch_ahead(then.path)
+def _read(shard: Shard, ahead: tuple[Shard, ...], name: str, shape: tuple[int, ...], rows: Exact) -> Any:
+    """Some rows of one column of one shard; whoever reads forward needs those that follow next."""
+    for following in ahead:
+        fetch_ahead(following.path)
     column = _names(shard) if name == "id" else _opened(shard).get(name)
     if column is None or tuple(column.shape) != shape:
         got = "none" if column is None else f"one of shape {tuple(column.shape)}"

@@ -1,6 +1,6 @@
 """Every guarantee about files, once: written in one step, locked, proof against damage, on the disk and in stores."""
 
-from dubito.storage.copies import fetch_ahead, forget_copy, local_copy, staged
+from dubito.storage.copies import fetch_ahead, forget_copy, is_compared, local_copy, staged
 from dubito.storage.files import (
     LOCK,
     UNFINISHED,
@@ -45,6 +45,7 @@ __all__ = [
     "export",
     "fetch_ahead",
     "forget_copy",
+    "is_compared",
     "is_url",
     "local_copy",
     "locked",

@@ -34,6 +34,8 @@ _unchecked = [sys.maxsize]
 """Bytes that this process has fetched since it last looked how much all copies take; at first, it has not looked."""
 _fetching: dict[Path, threading.Thread] = {}
 """By copy, what fetches it ahead."""
+_compared: set[Path] = set()
+"""Copies that this process has compared with their checksums when it fetched them."""
 
 
 def local_copy(place: Place, *, folder: bool = False) -> Path:
@@ -62,15 +64,15 @@ def local_copy(place: Place, *, folder: bool = False) -> Path:
 
 def fetch_ahead(place: Place) -> None:
     """Fetch the copy of a remote file in a thread, so that it is there, or soon will be, when it is needed."""
-    alive = [thread for thread in list(_fetching.values()) if thread.is_alive()]
-    if isinstance(place, Path) or len(alive) >= _AT_ONCE or (copy := _place_of(place)).exists() or copy in _fetching:
+    if isinstance(place, Path) or (copy := _place_of(place)) in _fetching or copy.exists():
+        return
+    if sum(thread.is_alive() for thread in list(_fetching.values())) >= _AT_ONCE:
         return
 
     def fetch() -> None:
         try:
-            with contextlib.suppress(
-                OSError, ValueError, DubitoError
-            ):  # whoever needs it tries again, and sees the error
+            # Whoever needs it tries again, and sees the error.
+            with contextlib.suppress(OSError, ValueError, DubitoError):
                 _fetch(place, copy, folder=False)
         finally:
             _fetching.pop(copy, None)
@@ -78,6 +80,13 @@ def fetch_ahead(place: Place) -> None:
     thread = threading.Thread(target=fetch, name="dubito-copy", daemon=True)
     thread.start()
     _fetching[copy] = thread  # may have ended already: then waiting for it takes no time
+
+
+def is_compared(copy: Path) -> bool:
+    """Whether a copy was compared with its checksum as it was fetched; it counts once, as files may change."""
+    compared = copy in _compared
+    _compared.discard(copy)
+    return compared
 
 
 def forget_copy(place: Place) -> bool:
@@ -119,6 +128,7 @@ def _fetch(place: RemotePath, copy: Path, *, folder: bool) -> None:
             if is_there:
                 _check(part, copy.name)
                 part.replace(copy)
+                _compared.add(copy)
         except OSError:
             if not copy.exists():  # else another process was faster
                 raise
