@@ -42,23 +42,34 @@ def test_failures_cost_what_a_renewal_process_costs() -> None:
     [
         ({"rate": 50.0}, "model"),
         ({"rate": 500.0, "decode_rate": 60.0}, "decoding"),
-        ({"rate": 1e5, "bandwidth": 1e9}, "latency of the store"),
-        ({"rate": 1e5, "images_per_request": 1000.0}, "bandwidth of a worker"),
-        ({"rate": 250.0, "store_requests": 10.0}, "requests of the store"),
-        ({"rate": 250.0, "store_bandwidth": 1e6}, "bandwidth of the store"),
+        ({"rate": 1e5, "bandwidth": 1e9}, "store latency"),
+        ({"rate": 1e5, "images_per_request": 1000.0}, "worker bandwidth"),
+        ({"rate": 250.0, "store_requests": 10.0}, "store request rate"),
+        ({"rate": 250.0, "store_bandwidth": 1e6}, "store bandwidth"),
         ({"rate": 250.0, "driver_rate": 0.1}, "driver"),
     ],
 )
 def test_the_bottleneck_is_named(settings: dict[str, float], part: str) -> None:
     result = plan_extraction(1e6, Cluster(**settings), workers=10)
     assert result.records()[0]["part"] == part
-    assert f"The {part} limits the rate" in result.findings()[0]
+    assert f"The {part} limits the extraction" in result.findings()[0]
 
 
 def test_a_large_manifest_is_a_finding_with_a_shard_size_that_helps() -> None:
     result = plan_extraction(1e9, Cluster(rate=250, store_requests=1e6, store_bandwidth=1e12), workers=1000)
     assert result.manifest_bytes == pytest.approx(390.6e6, rel=1e-3)  # 2 x 1,953,125 shards
     assert any("With shard_size=4096 it would have 49 MB" in text for text in result.findings())
+
+
+def test_what_one_process_does_alone_is_counted() -> None:
+    # 100 M images of 110 kB at 100 MB/s: 110,000 s; names and labels: 11 GB in every worker
+    result = plan_extraction(1e8, Cluster(rate=250, images_per_request=9), hours=24)
+    assert result.opening_hours == pytest.approx(30.6, abs=0.1)
+    assert result.memory_bytes == 11e9
+    assert any("extract in 10 parts" in text for text in result.findings())
+    few = plan_extraction(1e7, Cluster(rate=250), hours=24)
+    assert few.opening_hours == 0
+    assert not any("parts" in text for text in few.findings())
 
 
 @pytest.mark.parametrize("hours", [1.0, 5.0, 24.0])
@@ -71,7 +82,7 @@ def test_the_fewest_workers_that_finish_in_time(hours: float, mtbf: float) -> No
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueRangeError, match=r"no number of workers finishes in 1 hours: the requests .* Allow 50\.5"):
+    with pytest.raises(ValueRangeError, match=r"no number of workers finishes in 1 hours: the store request rate .* Allow 50\.5"):
         plan_extraction(1e9, Cluster(rate=250), hours=1)
     with pytest.raises(ValueRangeError, match="got both"):
         plan_extraction(1e6, Cluster(rate=250), workers=3, hours=1)

@@ -238,7 +238,7 @@ def credentials(address: str) -> dict[str, str]:
 def make_bucket(job: Job) -> None:
     """Make the bucket."""
     os.environ |= credentials(job.address)
-    _files().mkdir(BUCKET)
+    _files().makedirs(BUCKET, exist_ok=True)  # servers of one process share their buckets
 
 
 def upload(job: Job) -> None:

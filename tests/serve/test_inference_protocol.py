@@ -13,7 +13,7 @@ from dubito.serve.inference_protocol import InferRequest
 
 from .conftest import CLASSES, pictures, pixels
 
-OUTPUTS = ["label", "class", "probability", "uncertainty", "accept", "reason"]
+OUTPUTS = ["predicted", "predicted_class", "probability", "uncertainty", "accept", "reason"]
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_outputs_are_the_guards_verdicts(real, guard, binary):
     answer = real.infer("guard", [tensor(pictures(3))], outputs=wanted, request_id="mine")
     own = guard(pixels(3, seed=7))
     assert answer.get_response()["id"] == "mine"
-    assert answer.as_numpy("label").tolist() == own.predicted[:, 0].tolist()
-    texts = [one.decode() if isinstance(one, bytes) else one for one in answer.as_numpy("class").tolist()]
+    assert answer.as_numpy("predicted").tolist() == own.predicted[:, 0].tolist()
+    texts = [one.decode() if isinstance(one, bytes) else one for one in answer.as_numpy("predicted_class").tolist()]
     assert texts == [CLASSES[one] for one in own.predicted[:, 0].tolist()]
     assert answer.as_numpy("accept").tolist() == own.accept.tolist()
     np.testing.assert_allclose(answer.as_numpy("probability"), own.probability[:, 0], atol=1e-6)

@@ -127,7 +127,7 @@ def test_answers_of_honest_clients(running, schema):
     address, headers = running
     infer = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]}
     binary = infer | {"id": "mine", "parameters": {"binary_data_output": True}}
-    mixed = infer | {"outputs": [{"name": "label"}, {"name": "reason", "parameters": {"binary_data": True}}]}
+    mixed = infer | {"outputs": [{"name": "predicted"}, {"name": "reason", "parameters": {"binary_data": True}}]}
     body = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1]}]}
     body["inputs"][0]["parameters"] = {"binary_data_size": len(PICTURE) + 4}
     head = json.dumps(body).encode()

@@ -13,6 +13,9 @@ seconds (the mean of a renewal process with exponential failures). B blocks on W
 end, some workers have nothing left to do. What all workers share, the store's requests and bandwidth and the process
 that hands out blocks, bounds the rate of all of them together.
 
+One process opens the images: of tar shards it reads every byte once. It and every worker hold names and labels of all
+images.
+
 `simulate` draws the same workers, failures and delays one event at a time, to check the closed form.
 """
 
@@ -29,8 +32,12 @@ from dubito.validate import check_number
 
 MANIFEST_BYTES = 100
 """Bytes of the manifest per shard: its name, rows and size."""
+IMAGE_MEMORY = 110
+"""Bytes of a process's memory per image: its name and its label."""
 _MOST_MANIFEST = 50e6
 """Bytes of a manifest that is still written and read in about a second."""
+_MOST_IMAGES = 10_000_000
+"""Images of one extraction that are opened, and held in memory, without trouble."""
 _MONTH = 730.0
 _HOUR = 3600.0
 
@@ -98,15 +105,15 @@ class Cluster:
         return {
             "model": self.rate,
             "decoding": self.decode_rate,
-            "latency of the store": requests / (self.latency + transfer),
-            "bandwidth of a worker": self.bandwidth / self.image_bytes,
+            "store latency": requests / (self.latency + transfer),
+            "worker bandwidth": self.bandwidth / self.image_bytes,
         }
 
     def shared(self) -> dict[str, Number]:
         """Images per second of each thing that all workers share."""
         return {
-            "requests of the store": self.store_requests * self.images_per_request,
-            "bandwidth of the store": self.store_bandwidth / self.image_bytes,
+            "store request rate": self.store_requests * self.images_per_request,
+            "store bandwidth": self.store_bandwidth / self.image_bytes,
             "driver": self.driver_rate * self.shard_size,
         }
 
@@ -134,11 +141,13 @@ class ExtractionPlan(Result):
         rows: Rows of the cache: images times epochs.
         workers: Number of workers.
         hours: Hours from the first block to the last.
+        opening_hours: Hours before the first block, in which one process reads all tar shards; 0 for files.
         images_per_second: Of all workers together.
         efficiency: The share of a worker's time that failures leave.
         shards: Number of shards, of all kinds.
         cache_bytes: Size of the cache.
         manifest_bytes: Size of its manifest.
+        memory_bytes: What every worker holds beside the model: names and labels of all images.
         cost: By part: workers, requests, and storage for a month.
         limits: Images per second that each part could do.
         cluster: What it runs on.
@@ -148,11 +157,13 @@ class ExtractionPlan(Result):
     rows: int
     workers: int
     hours: float
+    opening_hours: float
     images_per_second: float
     efficiency: float
     shards: int
     cache_bytes: float
     manifest_bytes: float
+    memory_bytes: float
     cost: dict[str, float]
     limits: dict[str, Number]
     cluster: Cluster = field(repr=False)
@@ -168,9 +179,11 @@ class ExtractionPlan(Result):
         parts = ", ".join(f"{name} {value:,.0f}" for name, value in self.cost.items())
         return {
             "time": f"{self.hours:,.1f} hours, {self.images_per_second:,.0f} images/s",
+            "opening": f"{self.opening_hours:,.1f} hours before",
             "cache": f"{self.cache_bytes / 1e9:,.1f} GB in {self.shards:,} shards",
             "manifest": f"{self.manifest_bytes / 1e6:,.1f} MB",
-            "cost": f"{sum(self.cost.values()):,.0f} ({parts})",
+            "memory": f"{self.memory_bytes / 1e9:,.1f} GB per worker, beside the model",
+            "cost": f"{sum(self.cost.values()):,.0f} ({parts} for a month)",
             "lost to failures": f"{100 * (1 - self.efficiency):.1f} %",
         }
 
@@ -200,14 +213,20 @@ class ExtractionPlan(Result):
         """What limits the extraction, what will next, and what to change."""
         first, second, *_ = self.records()
         sentences = [
-            f"The {first['part']} limits the rate. "
+            f"The {first['part']} limits the extraction. "
             f"The {second['part']} would be next, at {second['limit']:,.0f} images/s."
         ]
         if first["part"] in self.cluster.shared():
-            sentences.append(f"More workers do not help before the {first['part']} does more.")
-        if "requests" in first["part"]:
+            sentences.append("More workers do not help: they share it.")
+        if "request" in first["part"]:
             sentences.append(
                 "Fetch several images with one request: keep them in tar shards, or spread them over prefixes."
+            )
+        if self.images > _MOST_IMAGES:
+            sentences.append(
+                f"One process opens all images, and every worker holds their names: extract in "
+                f"{math.ceil(self.images / _MOST_IMAGES):,} parts, each into a cache of its own, and join the tables "
+                f"with dubito.concat."
             )
         if self.manifest_bytes > _MOST_MANIFEST:
             size = 2 ** math.ceil(math.log2(self.cluster.shard_size * self.manifest_bytes / _MOST_MANIFEST))
@@ -255,11 +274,13 @@ def plan_extraction(
         rows=rows,
         workers=workers,
         hours=seconds / _HOUR,
+        opening_hours=round(images) * cluster.image_bytes / cluster.bandwidth / _HOUR * (cluster.images_per_request > 1),
         images_per_second=min(workers / per_worker, *cluster.shared().values()),
         efficiency=cluster.block_seconds() / cluster.expected_seconds(),
         shards=writes,
         cache_bytes=rows * cluster.row_bytes,
         manifest_bytes=float(writes * MANIFEST_BYTES),
+        memory_bytes=float(round(images) * IMAGE_MEMORY),
         cost={
             "workers": workers * seconds / _HOUR * cluster.price,
             "requests": (reads * cluster.request_price + writes * cluster.write_price) / 1000,

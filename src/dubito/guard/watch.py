@@ -40,7 +40,7 @@ from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch_layout import check_watch
 from dubito.guard.watch_memory import RECENT, WatchMemory, bin_of, single_request
 from dubito.guard.watch_report import WatchReport, make_report, note_peaks
-from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, write_sealed
+from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, to_path, write_sealed
 from dubito.threads import Lock
 from dubito.types import Json
 from dubito.validate import check_number
@@ -80,7 +80,7 @@ class Watch:
     def __init__(
         self, guard: "Guard", folder: str | Path | None = None, *, alpha: float | None = None, seed: int | None = None
     ) -> None:
-        self.guard, self.folder = guard, None if folder is None else Path(folder)
+        self.guard, self.folder = guard, None if folder is None else to_path(folder, "the folder of a watch")
         saved_alpha, saved_seed = self._saved_settings()
         self.alpha, self.seed = saved_alpha if alpha is None else alpha, saved_seed if seed is None else seed
         check_number(self.alpha, "(0, 1)", by="watch", what="alpha", hint="0.01 is usual.")
@@ -103,7 +103,7 @@ class Watch:
         Raises:
             ArtefactError: There is none, or it is of another guard.
         """
-        if not (Path(folder) / _FILE).is_file():
+        if not (to_path(folder, "the folder of a watch") / _FILE).is_file():
             raise ArtefactError(
                 f"watch: '{folder}' must be the folder of a watch; it has no {_FILE}. Choose another one."
             )

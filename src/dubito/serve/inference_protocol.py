@@ -25,8 +25,8 @@ from dubito.types import Json
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 OUTPUTS: Mapping[str, tuple[str, Callable[[Verdict], Any]]] = {
-    "label": ("INT64", lambda one: one.predicted),
-    "class": ("BYTES", lambda one: one.predicted_class or str(one.predicted)),
+    "predicted": ("INT64", lambda one: one.predicted),
+    "predicted_class": ("BYTES", lambda one: one.predicted_class or str(one.predicted)),
     "probability": ("FP64", lambda one: one.probability),
     "uncertainty": ("FP64", lambda one: one.uncertainty),
     "accept": ("BOOL", lambda one: one.accept),
