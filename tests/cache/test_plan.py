@@ -82,7 +82,9 @@ def test_the_fewest_workers_that_finish_in_time(hours: float, mtbf: float) -> No
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueRangeError, match=r"no number of workers finishes in 1 hours: the store request rate .* Allow 50\.5"):
+    with pytest.raises(
+        ValueRangeError, match=r"no number of workers finishes in 1 hours: the store request rate .* Allow 50\.5"
+    ):
         plan_extraction(1e9, Cluster(rate=250), hours=1)
     with pytest.raises(ValueRangeError, match="got both"):
         plan_extraction(1e6, Cluster(rate=250), workers=3, hours=1)

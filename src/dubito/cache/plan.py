@@ -274,7 +274,11 @@ def plan_extraction(
         rows=rows,
         workers=workers,
         hours=seconds / _HOUR,
-        opening_hours=round(images) * cluster.image_bytes / cluster.bandwidth / _HOUR * (cluster.images_per_request > 1),
+        opening_hours=round(images)
+        * cluster.image_bytes
+        / cluster.bandwidth
+        / _HOUR
+        * (cluster.images_per_request > 1),
         images_per_second=min(workers / per_worker, *cluster.shared().values()),
         efficiency=cluster.block_seconds() / cluster.expected_seconds(),
         shards=writes,

@@ -212,7 +212,7 @@ def watch(
     report = options.with_commands(watched.report())
     notes = [f"label these: {', '.join(names)}"] if names else []
     if request_labels and not names:
-        notes = ["no labels are requested: a guaranteed coverage needs none, or the labels of all new images are known, as from class folders"]
+        notes = ["no labels are requested: a guaranteed coverage needs none, or those of all new images are known"]
     if to is not None:
         written["to"] = _write_requests(names, to) if names else None
     screen.show(report, *notes, written=written, to_label=names)
