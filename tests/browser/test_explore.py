@@ -88,7 +88,7 @@ def test_a_filter_narrows_and_clears(page):
 
 def test_text_in_the_name_finds_an_image_with_html_in_its_name(page):
     page.locator("#find").fill("onerror")
-    expect(page.locator("#count")).to_contain_text("2")  # one in each folder
+    expect(page.locator("#count")).to_contain_text("2 of 72")  # one in each folder
     page.locator("#grid .cell").first.click()
     expect(page.locator("#image-body")).to_contain_text(EVIL)
 
@@ -152,7 +152,7 @@ def test_a_mark_survives_a_reload(page):
     page.reload()
     page.wait_for_selector(READY)
     page.locator('input[name="is.marked"][value="1"]').check(force=True)
-    expect(page.locator("#count")).to_contain_text("1")
+    expect(page.locator("#count")).to_contain_text("1 of 72")
 
 
 def test_an_own_image_is_judged(page, tmp_path):
