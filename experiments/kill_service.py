@@ -301,7 +301,7 @@ def kill_stream(
     In the end, `same_tests` counts whether its tests of images end as those of a stream that nobody kills.
     """
     guard, folder, usual = Guard.load(place / "guard"), place / "stream.watch", USUAL * kills
-    cache = make_cache(place / "stream", usual, PER_KILL * max(kills, 10) - usual, seed=4)
+    cache = make_cache(place / "stream", usual, PER_KILL * max(kills, 40) - usual, seed=4)
     names = cache.id
     labels = labels_of(names[:usual], changed=False) | labels_of(names[usual:], changed=True)
     (place / "labels.json").write_text(json.dumps(labels))
