@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 
-from dubito.threads import Lock, one_at_a_time, quiet, seeded
+from dubito.threads import Local, Lock, one_at_a_time, quiet, seeded
 
 
 def free(lock):
@@ -106,3 +106,11 @@ def test_overlapping_threads_restore_the_filters_of_warnings():
             done.result()
             warnings.warn("of the second", stacklevel=1)
     assert warnings.filters == filters
+
+
+def test_values_of_a_thread_do_not_travel():
+    values = Local()
+    values.x = 1
+    assert values.x == 1
+    assert not hasattr(pickle.loads(pickle.dumps(values)), "x")  # noqa: S301 (our own)
+    assert not hasattr(copy.deepcopy(values), "x")

@@ -46,6 +46,14 @@ class Lock:
         return Lock, ()
 
 
+@final
+class Local(threading.local):
+    """Values of each thread's own. A copy of it, or one from a pickle, has none."""
+
+    def __reduce__(self) -> tuple[type["Local"], tuple[()]]:
+        return Local, ()
+
+
 def _acquire_all() -> None:
     # The newest first: an object's own lock is taken before those of modules, which exist since they were imported.
     _forking.locks = [lock for ref in reversed(_locks.valuerefs()) if (lock := ref()) is not None]

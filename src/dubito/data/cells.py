@@ -4,7 +4,6 @@ A cell is the bytes of an image file or, as Hugging Face writes images, {"bytes"
 """
 
 import os
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, final
@@ -18,6 +17,7 @@ from dubito.data.decode import LIMIT, decode, hash_content, too_large
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError
 from dubito.storage import encode
+from dubito.threads import Local
 
 ROWS = 16
 """Cells that are read at once."""
@@ -30,13 +30,7 @@ class CellImages(ImageSet):
         self, name: str, ids: Sequence[str], labels: Int[Tensor, "n"] | None, classes: Sequence[str] | None
     ) -> None:
         super().__init__(name, ids, labels, classes)
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _local=threading.local())
+        self._local = Local()
 
     def read(self, index: int) -> Image.Image:
         """The image as RGB."""

@@ -17,7 +17,6 @@ import json
 import lzma
 import os
 import tarfile
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ from dubito.data.labels import to_labels
 from dubito.errors import BrokenImageError, DamagedArchiveWarning, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
 from dubito.storage.locations import Place, RangeReader, to_readable
+from dubito.threads import Local
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Endings, in lower case, of tar files."""
@@ -79,13 +79,7 @@ class TarImages(ImageSet):
         self._shard = np.repeat(np.arange(len(places)), [len(index.images) for index in indexes])
         self._extents = np.array([extent for index in indexes for extent in index.extents], dtype=np.int64)
         self._ranges = RangeReader()
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _local=threading.local())
+        self._local = Local()
 
     def read(self, index: int) -> Image.Image:
         """The image as RGB."""
