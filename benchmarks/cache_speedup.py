@@ -29,8 +29,8 @@ from rich.progress import track
 from torch import Tensor
 
 import dubito
-from dubito.cache.disk import forget_shards
 from dubito.cache.runner import batches, kept_memory
+from dubito.cache.shards import forget_shards
 from dubito.data import Augmented, Subset
 from dubito.heads.loop import make_optimizer, set_lr
 from dubito.heads.losses import ranking_loss

@@ -41,7 +41,7 @@ from rich.progress import track
 from torch import nn
 
 import dubito
-from dubito.cache import disk
+from dubito.cache.shards import forget_shards
 from dubito.models import WrappedClassifier
 
 BUCKET = "photos"
@@ -115,7 +115,7 @@ def measure_cache(files: s3fs.S3FileSystem, place: Path, rows: int, repeats: int
             "s3": lambda: score(there),
             "copied": lambda: score(there),
         }.items():
-            disk.forget_shards()
+            forget_shards()
             if name != "copied":
                 shutil.rmtree(copies, ignore_errors=True)
             if name.startswith("disk"):

@@ -125,7 +125,7 @@ def test_private_modules_are_imported_by_their_own_room_alone(path):
 @pytest.mark.parametrize(
     ("code", "rooms"),
     [
-        ("from dubito.cache.disk import write_shard", {"cache"}),
+        ("from dubito.cache.shards import write_shard", {"cache"}),
         ("import dubito.models.wrap as w", {"models"}),
         ("from dubito import metrics, load", {"metrics", "__init__"}),
         ("import dubito", {"__init__"}),

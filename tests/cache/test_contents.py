@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import dubito
-from dubito.cache.disk import forget_shards, write_shard
+from dubito.cache.shards import forget_shards, write_shard
 from dubito.data import Augment, decode
 from dubito.errors import CacheError, RepairedShardWarning, SkippedImagesWarning, StaleCacheError
 from dubito.storage import write_csv

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import dubito
-from dubito.cache.disk import forget_shards, shard_at, write_shard
+from dubito.cache.shards import forget_shards, shard_at, write_shard
 from dubito.errors import DamagedShardError, RepairedShardWarning
 from tests.cache.conftest import contents, edit_manifest
 

@@ -8,7 +8,7 @@ import torch
 
 import dubito
 from dubito.cache import label_cache
-from dubito.cache.disk import forget_shards
+from dubito.cache.shards import forget_shards
 from dubito.data import Augment
 from dubito.errors import CacheError, ImagesError, StaleCacheError
 from tests.cache.conftest import contents, small_network

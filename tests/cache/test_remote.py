@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.cache import disk
 from dubito.cache.relabel import label_cache
+from dubito.cache.shards import forget_shards
 from dubito.errors import CacheBusyError, CacheError, DamagedShardError, StaleCacheError, StoreError
 from dubito.storage import RemotePath, forget_copy, local_copy, locked, sizes_in
 
@@ -113,7 +113,7 @@ def test_damage_is_seen_when_rows_are_read(extract, bucket):
     data[-1] ^= 1
     (folder / name).write_bytes(bytes(data))
     forget_copy(folder / name)
-    disk.forget_shards()
+    forget_shards()
     table = dubito.open(f"{bucket}/cache")
     with pytest.raises(DamagedShardError, match=r"has checksum .* Delete it, and run the same extraction again"):
         table.whole("logit")
@@ -126,7 +126,7 @@ def test_a_damaged_copy_is_fetched_again(extract, bucket):
     name = next(name for name in contents(folder) if name.startswith("forward-00000"))
     copy = local_copy(folder / name)
     copy.write_bytes(copy.read_bytes()[:-1] + b"\x99")
-    disk.forget_shards()
+    forget_shards()
     assert torch.equal(dubito.open(f"{bucket}/cache").whole("logit"), expected)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.cache.disk import forget_shards
 from dubito.cache.extract import _Extraction
+from dubito.cache.shards import forget_shards
 from dubito.cli import main
 from dubito.errors import CacheError, DamagedShardError, DubitoError, RepairedShardWarning
 

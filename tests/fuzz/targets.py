@@ -18,8 +18,8 @@ from torch import nn
 
 import dubito
 from dubito.active.labels import add_labels, read_labels
-from dubito.cache.disk import forget_shards
 from dubito.cache.labels import to_targets
+from dubito.cache.shards import forget_shards
 from dubito.data.decode import decode
 from dubito.data.labels import labels_by_image, read_label_sets, read_votes, with_labels
 from dubito.ensembles.head_masks import HeadMasks

@@ -324,7 +324,7 @@ from pathlib import Path
 
 import torch
 
-from dubito.cache.disk import shard_at, sharded_column, write_shard
+from dubito.cache.shards import shard_at, sharded_column, write_shard
 from dubito.heads import stream
 from dubito.heads import Recipe, UncertaintyHead
 from dubito.table import Table

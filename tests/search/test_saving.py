@@ -17,7 +17,7 @@ from filelock import FileLock
 from safetensors.numpy import load_file, save
 
 from dubito import storage
-from dubito.cache.disk import pack_strings
+from dubito.cache.shards import pack_strings
 from dubito.errors import ArtefactError, DiskFullError
 from dubito.scores import Neighbours
 from dubito.search import SafeIndex, memory, safe_index

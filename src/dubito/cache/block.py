@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.cache import disk, runner
-from dubito.cache.disk import FILE, ROWS, Shard
+from dubito.cache import runner
+from dubito.cache.disk import FILE
 from dubito.cache.labels import check_model_classes, compared_rows
 from dubito.cache.probe_runner import Columns, ProbeRunner
+from dubito.cache.shards import ROWS, Shard, each, pack_strings, read_whole, write_shard
 from dubito.data import Augmented
 from dubito.data.image_set import Hashes, ImageSet
 from dubito.engines import Block
@@ -249,7 +250,7 @@ class BlockRunner:
         self._values_checked = True
 
     def _write_rows(self, block: Block, rows: runner.Batch) -> Shard:
-        columns: Columns = disk.pack_strings([self.images.ids[index] for index in rows.indices])
+        columns: Columns = pack_strings([self.images.ids[index] for index in rows.indices])
         if self.labels is not None:
             columns["label"] = self.labels[rows.indices]
         if isinstance(self.images, Augmented):
@@ -261,12 +262,12 @@ class BlockRunner:
         return self._write(ROWS, block.number, columns, {"skipped": skipped})
 
     def _write(self, kind: str, number: int, columns: Columns, notes: Json) -> Shard:
-        return disk.write_shard(self.folder, kind, number, columns, {**notes, "origin": self.origins[kind]})
+        return write_shard(self.folder, kind, number, columns, {**notes, "origin": self.origins[kind]})
 
 
 def contents_of(rows: Sequence[Shard]) -> Hashes:
     """The hash of the content of every image, also of those that could not be decoded."""
     hashes = Hashes()
-    for part in disk.each(lambda shard: disk.read_whole(shard)["content"].numpy().tobytes(), rows):
+    for part in each(lambda shard: read_whole(shard)["content"].numpy().tobytes(), rows):
         hashes.append(part)
     return hashes

@@ -24,8 +24,9 @@ from typing import Any, get_args
 
 from dubito.cache import disk, runner
 from dubito.cache.block import BlockRunner, contents_of
-from dubito.cache.disk import HEAD, ROWS, Manifest, Shard
+from dubito.cache.disk import Manifest
 from dubito.cache.labels import names_of_labels, resolve_labels, to_targets, warn_of_order
+from dubito.cache.shards import HEAD, ROWS, Shard, each, forget_shards, list_shards, remove_shard, write_shard
 from dubito.choices import EngineName, LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import ImageSet, hash_images
@@ -138,11 +139,11 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         except StaleCacheError:
             extraction.undo(previous)
             raise
-    disk.forget_shards()
+    forget_shards()
     table = disk.open_cache(folder, model=Provenance(**{part: initial.identity[part] for part in CARRIED}))
     if first_time and compared is None and stored is not None and space == "model":
         warn_of_order(table, manifest.shard_size, opened.name, by_place=by_place)
-        disk.forget_shards()  # whoever reads them first verifies them
+        forget_shards()  # whoever reads them first verifies them
     runner.warn_skipped(table, " All are listed in table.skipped.")
     return table
 
@@ -152,7 +153,7 @@ def _in_memory(**call: Any) -> Table:
     with TemporaryDirectory(prefix="dubito-") as folder:
         table = extract(**{**call, "to": folder})
         table = table.rows(range(len(table)))  # copied, before the files go
-    disk.forget_shards()
+    forget_shards()
     table.name = "table in memory"
     return table
 
@@ -221,9 +222,9 @@ class _Extraction:
         """Leave a finished cache as it was: what a new probe has written for images that have changed is removed."""
         if previous is not None:
             named = set(previous.shard_names())
-            for shard in disk.list_shards(self.folder):  # also those of workers that nobody has heard of
+            for shard in list_shards(self.folder):  # also those of workers that nobody has heard of
                 if shard.name not in named:
-                    disk.remove_shard(shard)
+                    remove_shard(shard)
             previous.write(self.folder)
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
@@ -237,7 +238,7 @@ class _Extraction:
         named = [disk.named_shard(self.folder, name) for name in self.manifest.shard_names()]
         damaged = dict.fromkeys(named, "is missing")
         whole: dict[tuple[str, int], list[Shard]] = defaultdict(list)
-        shards, sizes = disk.list_shards(self.folder), {} if isinstance(self.folder, Path) else sizes_in(self.folder)
+        shards, sizes = list_shards(self.folder), {} if isinstance(self.folder, Path) else sizes_in(self.folder)
         origins = {kind: disk.origin_of(self.manifest, kind) for kind in {shard.kind for shard in shards}}
 
         def damage(shard: Shard) -> str | None:
@@ -245,7 +246,7 @@ class _Extraction:
             other = wrong is None and shard.notes().get("origin", origins[shard.kind]) != origins[shard.kind]
             return "is of another extraction" if other else wrong
 
-        for shard, wrong in zip(shards, disk.each(damage, shards), strict=True):
+        for shard, wrong in zip(shards, each(damage, shards), strict=True):
             damaged.pop(shard, None)
             if wrong:
                 damaged[shard] = wrong
@@ -259,7 +260,7 @@ class _Extraction:
                 damaged[shards[0]] = f"has {shards[0].rows()} rows for {images[0].rows()} images"
         for shard, wrong in damaged.items():
             if shard.kind in (ROWS, HEAD, *self.probes):  # a probe that does not run now redoes nothing
-                disk.remove_shard(shard)
+                remove_shard(shard)
                 message = f"cache '{self.folder}': shard {shard.name} {wrong}; it is extracted again."
                 warnings.warn(message, RepairedShardWarning, stacklevel=4)
         return {place: shards[0] for place, shards in whole.items() if shards[0] not in damaged}
@@ -269,7 +270,7 @@ class _Extraction:
         for block, kinds in missing.items():
             for kind in kinds:
                 if shard := self.shards.pop((kind, block), None):  # of a block that is done again as a whole
-                    disk.remove_shard(shard)
+                    remove_shard(shard)
         redone = {kind for kinds in missing.values() for kind in kinds}
         probes = self.manifest.probes
         redone |= {name for name in probes if HEAD in probes[name] and (HEAD, 0) not in self.shards}
@@ -319,7 +320,7 @@ class _Extraction:
 
     def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
-        self.manifest.skipped = [entry[1:] for notes in disk.each(Shard.notes, rows) for entry in notes["skipped"]]
+        self.manifest.skipped = [entry[1:] for notes in each(Shard.notes, rows) for entry in notes["skipped"]]
         if len(self.manifest.skipped) == len(self.images):
             raise ImagesError(
                 f"none of the {len(self.images)} images in {self.images.name} could be decoded; "
@@ -336,7 +337,7 @@ class _Extraction:
                     weight, bias = self.work.model.head()
                     columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
                     origin = disk.origin_of(self.manifest, HEAD)
-                    self._add([disk.write_shard(self.folder, HEAD, 0, columns, {"origin": origin})])
+                    self._add([write_shard(self.folder, HEAD, 0, columns, {"origin": origin})])
                 self.manifest.probes[name][HEAD] = self.shards[HEAD, 0].name
         if self.work.hashed:
             contents, n = contents_of(rows), len(self.work.originals)
@@ -387,7 +388,7 @@ def _resume_manifest(folder: Place, manifest: Manifest, probes: dict[str, Probe]
     before, previous = disk.read_manifest(folder), None
     if before is None:
         disk.check_place(folder)
-    elif disk.list_shards(folder) or before.shard_names():
+    elif list_shards(folder) or before.shard_names():
         # If nothing was ever extracted, settings of that attempt do not bind.
         # The contents of the images are compared as they are read.
         now = {"images": before.identity["images"]} if manifest.identity["images"] is None else {}
@@ -417,7 +418,7 @@ def summary(shards: Sequence[Shard]) -> Json:
     def described(shard: Shard) -> tuple[int, Json, Json]:
         return shard.rows(), shard.header(), shard.notes()
 
-    for shard, (rows, header, notes) in zip(shards, disk.each(described, shards), strict=True):
+    for shard, (rows, header, notes) in zip(shards, each(described, shards), strict=True):
         listed.append({"name": shard.name, "rows": rows, "bytes": sizes[shard.name]})
         noted = notes.get("notes") if noted is None else noted
         for key, value in header.items() if rows else ():

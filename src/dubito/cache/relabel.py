@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.cache import disk
-from dubito.cache.disk import Manifest, Shard, unpack_strings
+from dubito.cache.disk import Manifest
 from dubito.cache.extract import summary
 from dubito.cache.labels import (
     RecordedImages,
@@ -24,6 +24,7 @@ from dubito.cache.labels import (
     resolve_labels,
     warn_of_order,
 )
+from dubito.cache.shards import Shard, forget_shards, unpack_strings, write_shard
 from dubito.choices import LabelSpace
 from dubito.data.augment import Augment, Augmented
 from dubito.data.labels import Labels, with_labels
@@ -66,11 +67,11 @@ def label_cache(folder: str | Place, labels: Labels, *, label_space: LabelSpace 
             named = by_place and label_space is None
             check_model_classes(values, images, table.shape("logit")[1], by="label_cache", by_place=named)
         _relabel(folder, manifest, blocks, images, values, space)
-    disk.forget_shards()
+    forget_shards()
     table = disk.open_cache(folder)
     if space == "model" and "targets" not in manifest.identity:
         warn_of_order(table, manifest.shard_size, table.name, by_place=by_place)
-        disk.forget_shards()  # whoever reads them first verifies them
+        forget_shards()  # whoever reads them first verifies them
     return table
 
 
@@ -153,7 +154,7 @@ def _relabel(
 def _write(folder: Place, manifest: Manifest, shard: Shard, columns: dict[str, Tensor]) -> Shard:
     """A shard like another one, with other columns."""
     notes = shard.notes() | {"origin": disk.origin_of(manifest, shard.kind)}
-    return disk.write_shard(folder, shard.kind, shard.index, columns, notes)
+    return write_shard(folder, shard.kind, shard.index, columns, notes)
 
 
 def _check_losses(folder: Place, manifest: Manifest, space: LabelSpace) -> None:

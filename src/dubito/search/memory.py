@@ -34,7 +34,7 @@ from jaxtyping import Float32, Float64, Int64, Shaped
 from safetensors import numpy as safetensors_numpy
 from safetensors.torch import load_file, save
 
-from dubito.cache.disk import pack_strings, unpack_strings
+from dubito.cache.shards import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
 from dubito.search import approximate
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
