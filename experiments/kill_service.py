@@ -219,6 +219,8 @@ def kill_service(
                 for first, client in enumerate(clients[1:]):
                     work.append(partial(client.ask, contents[first::CLIENTS], label=not requesting))
                 work_until_killed(strike, work, known, rng)
+                for client in clients:
+                    client.connection.close()
         report = compare(watch, report, known, counts)
         if number == kills - 1:
             count_alarms(report, counts)
