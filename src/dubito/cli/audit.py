@@ -6,7 +6,8 @@ from typer import Exit
 
 import dubito
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command, option, translate
+from dubito.cli._console import Screen, command, option
+from dubito.cli._translate import translate
 from dubito.cli.extract import Images, Model, Reading
 
 SOMETHING_WRONG = 3
