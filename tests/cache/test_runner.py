@@ -15,7 +15,7 @@ import dubito
 from dubito.audit.audit import draw_subset, take_sample
 from dubito.audit.duplicates import take_fingerprints
 from dubito.cache.disk import model_identity
-from dubito.cache.runner import in_batches, kept_memory, open_stream, predict_table
+from dubito.cache.runner import default_workers, in_batches, kept_memory, open_stream, predict_table
 from dubito.errors import BrokenImageError, ImagesError, SkippedImagesWarning
 from dubito.models.transform import FunctionTransform
 from dubito.probes import Forward, PreActivation, Tiles
@@ -140,6 +140,13 @@ def test_workers_give_the_same_table(exact, images):
     alone, helped = predict_table(exact, images), predict_table(exact, images, workers=2)
     assert torch.equal(alone.logit, helped.logit)
     assert list(alone.id) == list(helped.id)
+
+
+def test_a_daemonic_process_decodes_by_itself(folder, monkeypatch):
+    images = dubito.open_images(folder)
+    assert default_workers(images) > 0
+    monkeypatch.setattr(multiprocessing.current_process(), "daemon", True, raising=False)
+    assert default_workers(images) == 0
 
 
 def test_features_of_a_shared_pass_are_those_of_a_pass_of_their_own(model, folder):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from multiprocessing import current_process
 from typing import Any
 
 import torch
@@ -53,7 +54,12 @@ def default_batch_size(device: torch.device) -> int:
 
 
 def default_workers(images: Images) -> int:
-    """Processes that decode: one per core, none for inputs in memory, and one where each would read everything."""
+    """Processes that decode: one per core, none for inputs in memory, and one where each would read everything.
+
+    A daemonic process, such as a worker of a pool, may not start others, and decodes by itself.
+    """
+    if current_process().daemon:
+        return 0
     if isinstance(images, ImageSet) and (images.ready or images.forward_only):
         return 0 if images.ready else 1
     return min(cores(), _MOST_WORKERS)
