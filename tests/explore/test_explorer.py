@@ -1,5 +1,6 @@
 """A running explorer: its address, its folder, and what happens when it is stopped, opened twice or killed."""
 
+import contextlib
 import json
 import os
 import re
@@ -67,11 +68,20 @@ def test_a_read_only_place_is_explored_in_memory(table, monkeypatch):
         assert explorer.kept is None
 
 
+@contextlib.contextmanager
+def killed_at_last(process):
+    """Whatever fails: waiting for a process that goes on would never end."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_killed_it_goes_on_at_the_same_address_with_its_notes(table, tmp_path):
     command = [sys.executable, "-m", "dubito", "explore", table.name, "--no-browser", "--json"]
     address = ""
     for turn in range(2):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running, killed_at_last(running):
             assert running.stdout is not None
             text = ""
             while not text.endswith("}\n"):
