@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -182,6 +183,8 @@ def save(name: str, data: bytes) -> Path:
 def work(folder: Path, name: str, seconds: float, seed: int) -> int:
     """The process of one target: draw inputs until the time is over, and keep the tally in a file."""
     private(folder)
+    # As in the sandbox of the tests: processes that an input starts would not keep to its limits of time and memory.
+    multiprocessing.current_process().daemon = True
     if not _GUIDED or name in _DRAWN:
         return _draw(Recorder(folder, name, seconds, Examiner(folder)), seconds, seed)
     import atheris  # noqa: PLC0415 (optional)

@@ -71,6 +71,8 @@ class Neighbours(ScoreOfFeatures):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
         self.check_width(batch, self.bank_.shape[1])
+        most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
+        check_number(self.k, most, by="neighbours.score", what="k", whole=True, hint=hint, error=TableError)
         return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
 
 
