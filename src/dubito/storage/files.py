@@ -55,7 +55,7 @@ def write_file(path: Place, data: bytes, *, writer: str | None = None) -> None:
         check_held(path.parent)
         path.write_bytes(data)
         return
-    part = path.with_name(path.name + (f".{writer}" if writer else "") + UNFINISHED)
+    part = path.parent / (path.name + (f".{writer}" if writer else "") + UNFINISHED)
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -142,7 +142,7 @@ def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
 def export(path: str | Path, data: bytes) -> Path:
     """Replace a user's file in one step and return its path; its folder is made."""
     place = to_path(path, "a file to write")
-    with writing(f"'{place.name}'", place.parent):
+    with writing(f"'{place.name or place}'", place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_file(place, data)
     return place
