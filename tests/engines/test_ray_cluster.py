@@ -121,7 +121,7 @@ def test_a_driver_outside_of_the_cluster(cluster, model, photos, tmp_path):
     command = [sys.executable, "-c", BY_CLIENT, str(photos), str(tmp_path / "ray"), address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
-    if "Starting Ray client server failed" in done.stderr:
+    if "Starting Ray client server failed" in done.stderr or "start_specific_server" in done.stderr:
         pytest.skip("the machine is so busy that Ray gave up starting its own server for clients")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
