@@ -1,11 +1,19 @@
 """What can go wrong, as one family: every message says what was expected, what was passed and how to repair it."""
 
+import re
 import sys
 import traceback
+
+_MOST_LETTERS = 2000
+"""Of a message: values from a file may have any length."""
+_LONG_WORD = re.compile(r"\S{501,}")
 
 
 class DubitoError(Exception):
     """The root: catch it to catch every error that dubito raises on purpose."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(_shortened(part) if isinstance(part, str) else part for part in parts))
 
 
 class ModelError(DubitoError):
@@ -173,3 +181,14 @@ def users_level() -> int:
     """The `stacklevel` of a warning that points at the line outside dubito, however deep the call is."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_stack(sys._getframe(1))]
     return 1 + max(level for level, name in enumerate(modules, 1) if name.partition(".")[0] == "dubito")
+
+
+def _shortened(text: str) -> str:
+    """Without the middle of its longest words, then without its own, if a message is longer than people read."""
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return _without_middle(_LONG_WORD.sub(lambda word: _without_middle(word[0], 500), text), _MOST_LETTERS)
+
+
+def _without_middle(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -71,7 +71,6 @@ TARGETS = {
     "refuses": Target(lambda: refuse("it is not a file that dubito wrote. Save it again.")),
     "raises": Target(lambda: {}["key"]),
     "says nothing": Target(lambda: refuse("")),
-    "talks on": Target(lambda: refuse("y" * 10_000)),
     "exits": Target(lambda: os._exit(3)),
     "segfaults": Target(lambda: ctypes.string_at(0)),
     "hangs": Target(hang),

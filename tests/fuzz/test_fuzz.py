@@ -23,7 +23,6 @@ FAULTS = {
     "refuses": "refused",
     "raises": "crash",
     "says nothing": "crash",
-    "talks on": "crash",
     "exits": "crash",
     "segfaults": "crash",
     "hangs": "hang",

@@ -92,7 +92,7 @@ class HeadConfig:
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             got = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
             raise ArtefactError(
-                f"{where} is not a head's config.json of format {FORMAT}; got format {got!s:.40}. "
+                f"{where} is not a head's config.json of format {FORMAT}; got format {got}. "
                 f"Update dubito, or save the head again."
             )
         names = {one.name for one in fields(cls)}

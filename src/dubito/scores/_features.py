@@ -18,7 +18,7 @@ class ScoreOfFeatures(Score):
         """Raise TableError for features of another width than those that were learned from."""
         if batch.shape("feature")[1] != width:
             raise TableError(
-                f"{self.name}.score: features must be {width!s:.20} wide, as in fit; got {batch.shape('feature')[1]} "
+                f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} "
                 f"in {batch.name}. Score a table of the same model."
             )
 

@@ -133,7 +133,7 @@ def load_score(path: str | Place) -> Score:
         kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
         if kind != FORMAT or name not in [*SCORES]:
             raise ArtefactError(
-                f"{saved} is of a kind that this dubito does not know (format {kind!s:.20}, score {name!s:.40}). "
+                f"{saved} is of a kind that this dubito does not know (format {kind}, score {name}). "
                 f"Update dubito, or save the score again."
             )
         if "digest" in described:  # the first scores have none
@@ -144,7 +144,7 @@ def load_score(path: str | Place) -> Score:
         score = _restored(described)
         for name, value in {**described["learned"], **tensors}.items():
             if name not in score.learned:
-                raise ArtefactError(f"{saved} holds '{name!s:.40}', which {score.name} does not learn. Save it again.")
+                raise ArtefactError(f"{saved} holds '{name}', which {score.name} does not learn. Save it again.")
             setattr(score, name, value)
         score.provenance_, score.from_file_ = Provenance.from_json(described.get("provenance"), saved), True
     return score
