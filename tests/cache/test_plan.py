@@ -120,3 +120,20 @@ def test_a_plan_is_plain_values() -> None:
     values = plan_extraction(1e6, Cluster(rate=250), workers=4).to_dict()
     assert values["limits"]["decoding"] is None
     assert values["cluster"]["rate"] == 250
+
+
+@pytest.mark.parametrize("setting", ["rate", "mtbf", "image_bytes", "latency", "price"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e300])
+def test_numbers_without_a_finite_plan_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueRangeError, match=f"plan: {setting} must be a number in"):
+        Cluster(**{"rate": 250, setting: value})
+
+
+def test_workers_that_fail_before_any_block_is_done() -> None:
+    with pytest.raises(ValueRangeError, match=r"no block is ever finished.*smaller shard_size"):
+        Cluster(rate=1, mtbf=1e-3)
+
+
+def test_a_simulation_that_would_not_end_is_refused() -> None:
+    with pytest.raises(ValueRangeError, match=r"at most 10,000,000 are simulated"):
+        simulate(10**15, PLAIN, 10)

@@ -38,7 +38,10 @@ _MOST_MANIFEST = 50e6
 """Bytes of a manifest that is still written and read in about a second."""
 _MOST_IMAGES = 10_000_000
 """Images of one extraction that are opened, and held in memory, without trouble."""
-_MONTH = 730.0
+_MOST = 1e18
+"""Largest number of anything: products of several stay finite."""
+_MOST_EVENTS = 10_000_000
+"""Blocks, failures and workers that are simulated in a minute or so."""
 _HOUR = 3600.0
 
 Number = int | float
@@ -94,9 +97,15 @@ class Cluster:
     def __post_init__(self) -> None:
         for one in fields(self):
             free = "price" in one.name or one.name in ("latency", "restart")
-            value, interval = getattr(self, one.name), "[0, inf)" if free else "(0, inf)"
-            if value != math.inf or free:
-                check_number(value, interval, by="plan", what=one.name, whole=one.name in ("shard_size", "kinds"))
+            value, whole = getattr(self, one.name), one.name in ("shard_size", "kinds", "connections")
+            if not (one.name == "decode_rate" and value == math.inf):
+                low = 0 if free else 1 if whole else 1e-9
+                check_number(value, f"[{low}, {_MOST:g}]", by="plan", what=one.name, whole=whole)
+        if self.expected_seconds() > _MOST:
+            raise ValueRangeError(
+                f"plan: no block is ever finished: one takes {self.block_seconds():,.0f} seconds, and a worker fails "
+                f"every {self.mtbf * _HOUR:,.0f}. Take a smaller shard_size, or a larger mtbf."
+            )
 
     def stages(self) -> dict[str, Number]:
         """Images per second of each thing that one worker does."""
@@ -255,15 +264,15 @@ def plan_extraction(
     >>> plan_extraction(1e6, Cluster(rate=250), workers=10).workers
     10
     """
-    check_number(images, "[1, inf)", by="plan", what="images")
-    check_number(epochs, "[1, inf)", by="plan", what="epochs", whole=True)
+    check_number(images, f"[1, {_MOST:g}]", by="plan", what="images")
+    check_number(epochs, f"[1, {_MOST:g}]", by="plan", what="epochs", whole=True)
     if workers is not None and hours is not None:
         raise ValueRangeError("plan: workers and hours determine each other; got both. Leave one of them out.")
     rows = round(images) * epochs
     if workers is None:
-        check_number(24.0 if hours is None else hours, "(0, inf)", by="plan", what="hours")
+        check_number(24.0 if hours is None else hours, f"[1e-9, {_MOST:g}]", by="plan", what="hours")
         workers = _enough_workers(rows, cluster, 24.0 if hours is None else hours)
-    check_number(workers, "[1, inf)", by="plan", what="workers", whole=True)
+    check_number(workers, f"[1, {_MOST:g}]", by="plan", what="workers", whole=True)
     seconds = _seconds(rows, cluster, workers)
     blocks = math.ceil(rows / cluster.shard_size)
     per_worker = cluster.expected_seconds() / cluster.shard_size
@@ -308,9 +317,15 @@ def simulate(rows: int, cluster: Cluster, workers: int, *, seed: int = 0) -> flo
         workers: Number of workers.
         seed: Seed of the random numbers.
     """
+    waiting = math.ceil(rows / cluster.shard_size)
+    events = workers + waiting * math.exp(min(cluster.block_seconds() / (cluster.mtbf * _HOUR), 100))
+    if events > _MOST_EVENTS:
+        raise ValueRangeError(
+            f"plan: a simulation of {workers:,} workers and {waiting:,} blocks has about {events:.1e} events; at most "
+            f"{_MOST_EVENTS:,} are simulated. Take fewer images or a larger shard_size."
+        )
     draw = random.Random(seed)  # noqa: S311 (a simulation)
     turn = cluster.shard_size / min(cluster.shared().values())
-    waiting = math.ceil(rows / cluster.shard_size)
     free = [(0.0, draw.expovariate(1 / (cluster.mtbf * _HOUR))) for _ in range(workers)]
     heapq.heapify(free)
     served = end = 0.0
