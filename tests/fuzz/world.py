@@ -129,8 +129,9 @@ def seal_score(folder: Path) -> None:
     """Give the description of a score the hash of what it has learned."""
     described, state = folder / "score.json", folder / "state.safetensors"
     digest = _hash(state.read_bytes())
-    described.write_text(re.sub(r'("state_file": )"[0-9a-f]*"', rf'\1"{digest}"', described.read_text()))
-    if '"digest"' in described.read_text():
+    text = re.sub(rb'("state_file": )"[0-9a-f]*"', rb'\1"' + digest.encode() + b'"', described.read_bytes())
+    described.write_bytes(text)
+    if b'"digest"' in text:
         seal_json(described)
 
 

@@ -53,6 +53,8 @@ def test_a_state_that_was_written_by_a_watch(guard, state):
         (lambda saved: saved["tests"]["uncertainty"]["learned"][0].__setitem__(0, 0.0), "has learned is out of range"),
         (lambda saved: saved["tests"]["uncertainty"]["capital"].update(log_total=1e308), "have seen is out of range"),
         (lambda saved: saved["rate"]["capital"].update(log_total=math.nan), r"log_total is nan"),
+        (lambda saved: saved["rate"].update(known=1, images=0), "are not those of this guarantee"),
+        (lambda saved: saved["rate"].update(bound=0.9), "are not those of this guarantee"),
         (lambda saved: saved["strata"][0].__setitem__(0, 0.0), "strata must have labels"),
         (lambda saved: saved["requests"][0]["names"].__setitem__(0, "another"), "a draw of images to label is not one"),
         (lambda saved: saved["requests"][0].update(largest=0.5), "a draw of images to label is not one"),

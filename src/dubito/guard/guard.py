@@ -59,7 +59,15 @@ from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance
 from dubito.threads import quiet
 from dubito.types import Classifier, Images, Json, Probe
-from dubito.validate import SHARED, check_model_first, check_number, check_rows, check_same_model, has_model_labels
+from dubito.validate import (
+    SHARED,
+    check_model_first,
+    check_number,
+    check_rows,
+    check_same_model,
+    check_seed,
+    has_model_labels,
+)
 
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
@@ -75,7 +83,7 @@ _LAYOUT = {
     "roles": {"aleatoric": str | None, "epistemic": str | None, "density": str | None},
     "sets": (None, _SETS),
     "classes": (None, [str, ...]),
-    "rows": {str: COUNT},
+    "rows": dict.fromkeys(("table", "train", "reference", "calibrate", "novel"), COUNT),
 }
 """Of guard.json."""
 _MOST_COMPARED = 2048
@@ -163,7 +171,7 @@ class Guard(Result):
             check_rows(train, by="Guard.fit", what="train")
             check_same_model(table, {"train": train}, by="Guard.fit")
         check_number(novel, "[0, 1)", by="Guard.fit", what="novel", hint=f"{NOVEL} is usual.")
-        check_number(seed, "[0, inf)", by="Guard.fit", what="seed", whole=True, hint="0 is usual.")
+        check_seed(seed, by="Guard.fit")
         table.require("logit", by="Guard.fit")
         labelled = guarantee.kind != "coverage" or has_model_labels(table)
         if labelled:

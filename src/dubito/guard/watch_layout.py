@@ -37,6 +37,7 @@ def check_watch(saved: Json, new: Json) -> None:
     }
     check_layout(saved, layout)
     _check_numbers(saved)
+    _check_rate(saved["rate"], new["rate"])
     _check_requests(saved)
 
 
@@ -60,6 +61,12 @@ def _check_numbers(saved: Json) -> None:
         raise ValueError("strata must have labels, and fewer errors than labels")
     if not all(-_MOST < one < _MOST for one in _numbers([saved["tests"], saved["rate"]])):
         raise ValueError("what the tests have seen is out of range")
+
+
+def _check_rate(rate: Json, new: Json) -> None:
+    """The guarantee's own bound, and no more outcomes than images."""
+    if rate["bound"] != new["bound"] or not rate["known"] <= rate["images"] or rate["total"] < 0:
+        raise ValueError("the outcomes of labelled images are not those of this guarantee")
 
 
 def _numbers(value: Any) -> list[int | float]:
