@@ -16,7 +16,7 @@ from dubito.heads import Recipe
 from dubito.protocols import corruption_curve, human_ambiguity, ood_auroc_by_dataset, transfer
 from dubito.scores import tune_regrad
 from dubito.table import Table
-from dubito.validate import check_classes, check_number, check_per_row, settings_from_text
+from dubito.validate import check_classes, check_number, check_per_row, check_seed, settings_from_text
 
 
 @dataclass
@@ -163,3 +163,14 @@ def test_settings_of_the_bootstrap_are_checked_before_any_work(function, argumen
         return
     with pytest.raises(ValueRangeError, match=f"^{function.__name__}: {name} must be a .*number.*; got {value}"):
         function(*arguments, **{name: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "x", True, 2**63])
+def test_what_is_not_a_seed(seed):
+    with pytest.raises(ValueRangeError, match="map: seed must be"):
+        check_seed(seed, by="map")
+
+
+def test_the_largest_seed():
+    check_seed(2**63 - 1, by="map")
+    torch.Generator().manual_seed(2**63 - 1)

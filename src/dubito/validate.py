@@ -84,6 +84,18 @@ def check_number(
     )
 
 
+def check_seed(seed: Any, *, by: str) -> None:
+    """Raise ValueRangeError unless random numbers of torch and numpy can start from a value.
+
+    >>> check_seed(-1, by="map")
+    Traceback (most recent call last):
+    dubito.errors.ValueRangeError: map: seed must be a whole number, at least 0; got -1. 0 is usual.
+    """
+    check_number(seed, "[0, inf)", by=by, what="seed", whole=True, hint="0 is usual.")
+    if seed >= 2**63:
+        raise ValueRangeError(f"{by}: seed must be below 2**63; got {seed}. 0 is usual.")
+
+
 def check_per_row(values: Any, table: Table, *, by: str, what: str) -> None:
     """Raise TableError unless an array has one value for each row of a table."""
     if tuple(values.shape) != (len(table),):
@@ -175,7 +187,7 @@ def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, s
     check_number(confidence, "(0, 1)", by=by, what="confidence", hint="0.95 is usual.")
     check_number(resamples, f"[{least}, inf)", by=by, what="resamples", whole=True, hint="1000 are usual.")
     if not isinstance(seed, torch.Generator):
-        check_number(seed, "[0, inf)", by=by, what="seed", whole=True, hint="0 is usual.")
+        check_seed(seed, by=by)
 
 
 def check_rows(table: Any, *, by: str, least: int = 1, what: str = "table") -> None:

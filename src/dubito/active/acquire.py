@@ -35,7 +35,7 @@ from dubito.scores import Entropy, MutualInformation
 from dubito.storage import locked, to_path
 from dubito.table import Rows, Table
 from dubito.types import Json, Score
-from dubito.validate import check_choice, check_number, check_rows
+from dubito.validate import check_choice, check_number, check_rows, check_seed
 
 _DISAGREEMENT = ("bald", "batch_bald")
 _SHORTLIST = 5000
@@ -77,7 +77,7 @@ class Acquire:
         check_choice(self.strategy, get_args(Strategy), by="Acquire", what="strategy")
         check_number(self.beta, "(0, inf)", by="Acquire", what="beta", hint="1 is usual.")
         check_number(self.samples, "[2, inf)", by="Acquire", what="samples", whole=True, hint="1000 are usual.")
-        check_number(self.seed, "[0, inf)", by="Acquire", what="seed", whole=True, hint="0 is usual.")
+        check_seed(self.seed, by="Acquire")
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(
                 f"Acquire: '{self.strategy}' uses the mutual information of the ensemble '{self.of}' and takes no "

@@ -38,7 +38,7 @@ from dubito.result import Result, cell
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Json, finite_batches
-from dubito.validate import check_classes, check_model_labels, check_number, check_rows, has_model_labels
+from dubito.validate import check_classes, check_model_labels, check_number, check_rows, check_seed, has_model_labels
 
 _SAMPLE = 20_000
 """Rows on which temperature and noise are fitted, at most: both are known to two digits then."""
@@ -319,7 +319,7 @@ def _cross_validated(table: Table, label: Int64[np.ndarray, "n"], folds: int, se
     by = "find_label_issues"
     table.require("feature", by=by)
     check_number(folds, f"[2, {len(table)}]", by=by, what="folds", whole=True, hint="5 are usual.")
-    check_number(seed, "[0, inf)", by=by, what="seed", whole=True, hint="0 is usual.")
+    check_seed(seed, by=by)
     mean, scale = pool_scale(table, by=by)
     x = (table.whole("feature").double() - mean).numpy() / scale
     classes = max(2, int(label.max()) + 1)

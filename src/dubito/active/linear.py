@@ -19,7 +19,7 @@ from dubito.ensembles.head_masks import from_features
 from dubito.errors import TableError
 from dubito.heads.linear_probe import fit_linear, pool_scale
 from dubito.table import Table
-from dubito.validate import check_classes, check_number
+from dubito.validate import check_classes, check_number, check_seed
 
 
 @final
@@ -42,7 +42,7 @@ class LinearTrainer:
             hint = "0 is for none, 20 are usual."
             check_number(self.members, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
         check_number(self.strength, "(0, inf)", by="LinearTrainer", what="strength", hint="1 is usual.")
-        check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True, hint="0 is usual.")
+        check_seed(self.seed, by="LinearTrainer")
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
         """Train on these rows of the table, which has features and labels."""

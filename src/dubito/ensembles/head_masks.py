@@ -29,7 +29,7 @@ from dubito.storage import to_path
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.views import Computed
 from dubito.types import Classifier, finite
-from dubito.validate import check_classes, check_model_labels, check_same_model
+from dubito.validate import check_classes, check_model_labels, check_same_model, check_seed
 
 _ROWS, _NUMBERS = 512, 2**22
 """Most rows of a block, and most member logits in it: a few copies of 32 MB are made."""
@@ -54,6 +54,7 @@ class HeadMasks:
     """
 
     def __init__(self, *, members: int = 10, recipe: MaskRecipe | None = None, seed: int = 0) -> None:
+        check_seed(seed, by="HeadMasks")
         self.members, self.recipe, self.seed = members, recipe or MaskRecipe(), seed
         self.masks_: Float[Tensor, "m d"] | None = None
 

@@ -38,7 +38,7 @@ from dubito.models.wrap import WrappedClassifier, eager, sample_of, wrap
 from dubito.storage import read_tensors, reading, to_path, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
-from dubito.validate import check_classes
+from dubito.validate import check_classes, check_seed
 
 _CLOSE, _CLOSE_HALF = 1e-3, 5e-2
 """Relative tolerance of two ways to compute the same logits, in full and in half precision."""
@@ -77,6 +77,7 @@ def extract_members(
     >>> len(ensemble), tuple(ensemble[0](torch.randn(7, 4)).shape), ensemble[0][2].in_features < 32
     (2, (7, 3), True)
     """
+    check_seed(seed, by="extract_members")
     recipe, model = recipe or MaskRecipe(), classifier_of(model, by="extract_members")
     module, y = eager(model.module), to_tensor(y, "extract_members: y")
     if len(x) != len(y):

@@ -31,7 +31,7 @@ from dubito.models.weights import module_digests
 from dubito.result import Axes, Result
 from dubito.storage import read_tensors, reading, to_path, write_tensors
 from dubito.types import Classifier, Json, finite
-from dubito.validate import check_number
+from dubito.validate import check_number, check_seed
 
 BINS = 100
 """Of max p, from 0 to 1."""
@@ -176,7 +176,7 @@ def literal_filter(
     for what, size in sizes.items():
         hint = "The paper has 2**27 draws of shape (9, 9)."
         check_number(size, "[1, inf)", by="literal_filter", what=what, whole=True, hint=hint)
-    check_number(seed, "[0, inf)", by="literal_filter", what="seed", whole=True, hint="0 is usual.")
+    check_seed(seed, by="literal_filter")
     module, name, run = _network(model)
     kept = None if checkpoint is None else to_path(checkpoint, "checkpoint")
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}

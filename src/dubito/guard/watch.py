@@ -43,7 +43,7 @@ from dubito.guard.watch_report import WatchReport, make_report, note_peaks
 from dubito.storage import LOCK, UNFINISHED, check_empty, locked, read_sealed, reading, to_path, write_sealed
 from dubito.threads import Lock
 from dubito.types import Json
-from dubito.validate import check_number
+from dubito.validate import check_number, check_seed
 
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
@@ -84,7 +84,7 @@ class Watch:
         saved_alpha, saved_seed = self._saved_settings()
         self.alpha, self.seed = saved_alpha if alpha is None else alpha, saved_seed if seed is None else seed
         check_number(self.alpha, "(0, 1)", by="watch", what="alpha", hint="0.01 is usual.")
-        check_number(self.seed, "[0, inf)", by="watch", what="seed", whole=True, hint="0 is usual.")
+        check_seed(self.seed, by="watch")
         self._lock, self._identity = Lock(), f"{guard.fingerprint}, alpha {self.alpha!r}, seed {self.seed}"
         self._state = WatchMemory.of(guard)
         self._written: tuple[int, ...] = ()

@@ -46,7 +46,7 @@ from dubito.result import Axes, Result, axes, plain
 from dubito.storage import Place, locked, parse_json, to_place, write_json
 from dubito.table import Table, check_table
 from dubito.types import Classifier, Json, Score
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_seed
 
 FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
 """What is measured during a training."""
@@ -83,6 +83,7 @@ class UncertaintyHead(Score):
     learned = ("features_", "weights_", "trained_")
 
     def __post_init__(self) -> None:
+        check_seed(self.seed, by="head")
         self.recipe = as_recipe(self.recipe)
         self.learns_from = ("feature", *NEEDS[self.recipe.target])
         self._module: HeadModule | None = None

@@ -28,7 +28,7 @@ from dubito.probes.members import EnsembleProbe
 from dubito.storage import tensors_digest
 from dubito.threads import seeded
 from dubito.types import Classifier, Inputs
-from dubito.validate import check_number
+from dubito.validate import check_number, check_seed
 
 _PLAIN = ("dropout", "alpha_dropout", "feature_alpha_dropout")
 _DROPOUTS: dict[Any, tuple[tuple[str, int], tuple[str, int] | None]] = {
@@ -61,6 +61,7 @@ class Dropout(EnsembleProbe):
         check_number(self.passes, "[2, inf)", by="dropout", what="passes", whole=True, hint="10 are usual.")
         if self.rate is not None:
             check_number(self.rate, "(0, 1)", by="dropout", what="rate", hint="Leave it out for the model's own.")
+        check_seed(self.seed, by="dropout")
         super().__post_init__()
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ from dubito.gradients.sweep import Cotangents, Prepared, Sweep, bound_factor, no
 from dubito.table.columns import families
 from dubito.threads import one_at_a_time
 from dubito.types import Classifier, Inputs, Json, Targets, depth_weight
-from dubito.validate import check_choice, check_number
+from dubito.validate import check_choice, check_number, check_seed
 
 Columns = dict[str, Float64[Tensor, "n l"]]
 
@@ -82,6 +82,7 @@ class Gradient:
         self._check_classes()
         self._check_layers_and_copies()
         self._check_name()
+        check_seed(self.seed, by="gradient")
         chosen = tuple(one for one in get_args(ClassWeighting) if one in ("fisher", *self.weightings))
         object.__setattr__(self, "weightings", chosen)
         each = "one backward pass per class"

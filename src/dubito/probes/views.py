@@ -23,7 +23,7 @@ from dubito.errors import ModelError, ValueRangeError
 from dubito.probes.dropout import pass_seed
 from dubito.probes.members import EnsembleProbe
 from dubito.types import Classifier, Inputs
-from dubito.validate import check_choice, check_number
+from dubito.validate import check_choice, check_number, check_seed
 
 View = Callable[[Tensor, float], Tensor]
 Batch = Float[Tensor, "n channels h w"]
@@ -115,6 +115,7 @@ class Noise(EnsembleProbe):
     def __post_init__(self) -> None:
         check_number(self.copies, "[2, inf)", by="noise", what="copies", whole=True, hint="8 are usual.")
         check_number(self.sigma, "(0, inf)", by="noise", what="sigma", hint="0.05 is usual.")
+        check_seed(self.seed, by="noise")
         super().__post_init__()
 
     def __len__(self) -> int:

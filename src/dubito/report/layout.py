@@ -21,7 +21,7 @@ from dubito.choices import Layout
 from dubito.errors import MissingPackageError
 from dubito.table import Table
 from dubito.types import finite
-from dubito.validate import check_number
+from dubito.validate import check_number, check_seed
 
 METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
 Progress = Callable[[float], None]
@@ -113,7 +113,7 @@ def lay_out(
     """
     check_number(perplexity, "[1, inf)", by="map", what="perplexity", hint="30 is usual.")
     check_number(neighbours, "[2, inf)", by="map", what="neighbours", whole=True, hint="15 is usual.")
-    check_number(seed, "[0, inf)", by="map", what="seed", whole=True, hint="0 is usual.")
+    check_seed(seed, by="map")
     if len(x) < _FEWEST or not x.any():
         return np.ascontiguousarray(x[:, :2])
     x = x / x[:, 0].std()  # neither layout knows a scale, and their sums of squares could overflow

@@ -35,7 +35,7 @@ from dubito.scores._features import ScoreOfFeatures, classes_of, labelled, means
 from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, squared_distances
 from dubito.table import Table
 from dubito.types import Score, check_finite, finite_batches
-from dubito.validate import check_choice, check_number
+from dubito.validate import check_choice, check_number, check_seed
 
 if TYPE_CHECKING:
     from dubito.scores.tune import Tuned
@@ -129,6 +129,7 @@ class Density(ScoreOfFeatures):
     learned = ("weights_", "means_", "factors_", "neurons_", "width_", "log_likelihoods_")
 
     def __post_init__(self) -> None:
+        check_seed(self.seed, by="density")
         choices = {"covariance": Covariance, "space": Space, "start": Start, "nonlinearity": Nonlinearity}
         for name, kinds in choices.items():
             check_choice(getattr(self, name), get_args(kinds), by="density", what=name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._features import ScoreOfFeatures
 from dubito.table import Table
-from dubito.validate import check_number
+from dubito.validate import check_number, check_seed
 
 _AT_ONCE = 8192
 _BANK = 5000
@@ -55,6 +55,9 @@ class Neighbours(ScoreOfFeatures):
     needs = ("feature",)
     learns_from = ("feature",)
     learned = ("bank_",)
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed, by=self.name)
 
     def learn(self, table: Table) -> None:
         """Keep the normalised features."""
