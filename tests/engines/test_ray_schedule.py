@@ -16,7 +16,7 @@ from dubito.errors import (
     SkippedImagesWarning,
     ValueRangeError,
 )
-from tests.cache.conftest import contents
+from tests.cache.conftest import contents, image_folder
 
 from .conftest import SETTINGS
 
@@ -133,6 +133,24 @@ def test_a_worker_that_cannot_see_the_cache_ends_the_extraction(model, photos, t
         extract(model, photos, tmp_path / "cache")
 
 
+def test_a_worker_that_cannot_see_the_images_ends_the_extraction_though_the_first_are_broken(
+    model, tmp_path, fake_ray, monkeypatch
+):
+    root, put = image_folder(tmp_path / "photos", count=24), fake_ray.put
+    paths = [root / name for name in dubito.open_images(root).ids]
+    for path in paths[:8]:  # all of the first block
+        path.write_bytes(b"broken")
+
+    def elsewhere(work):
+        for path in paths:
+            path.unlink()
+        return put(work)
+
+    fake_ray.put = elsewhere
+    with pytest.raises(EngineError, match=rf"image '{paths[8].relative_to(root)}' cannot be seen there as it is here"):
+        extract(model, root, tmp_path / "cache")
+
+
 def test_a_connection_that_is_lost_is_an_error_of_ours(model, photos, tmp_path, fake_ray, monkeypatch):
     def lost(*_, **__):
         raise ConnectionError("Client is shutting down")
@@ -159,7 +177,24 @@ def test_without_ray_the_pip_line_is_given(model, photos, tmp_path, monkeypatch)
         extract(model, photos, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("wrong", [{"replicas": 0}, {"retries": -1}, {"failures": -1}, {"cpus": 0}, {"gpus": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replicas": 0},
+        {"retries": -1},
+        {"failures": -1},
+        {"cpus": 0},
+        {"cpus": 0.00001},
+        {"gpus": -1},
+        {"gpus": 1.5},
+        {"gpus": 0.33333},
+    ],
+)
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueRangeError, match=f"RayEngine: {next(iter(wrong))} must be"):
         RayEngine(**wrong)
+
+
+def test_shares_that_ray_reserves():
+    engine = RayEngine(cpus=1.5, gpus=0.3333)
+    assert (engine.cpus, engine.gpus) == (1.5, 0.3333)

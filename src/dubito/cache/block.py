@@ -96,15 +96,19 @@ class BlockRunner:
             for block in blocks:
                 yield block, self._extract(block, islice(stream, len(groups[block.number])))
 
-    def check(self, block: Block) -> None:
-        """Raise an error unless model, labels and probes fit together, which the first batch that can be read shows."""
+    def check(self, block: Block) -> bool:
+        """Raise an error unless model, labels and probes fit together, which the first batch that can be read shows.
+
+        Returns whether there is one in this block.
+        """
         stream = runner.batches(self.images, self.model.transform, self._groups(block), 0, hashed=self.hashed)
         with torch_threads(self.threads), closing(stream):
             for batch in stream:
                 if batch.inputs is not None:
                     self._probe(batch, [kind for kind in block.kinds if kind != ROWS])
                     self._sample = batch.indices[0], batch.contents.get(batch.indices[0])
-                    return
+                    return True
+        return False
 
     def start(self, device: str | None) -> None:
         """Prepare a copy in a worker: raise an error unless folder and images are there, move models to a device.

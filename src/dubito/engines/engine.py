@@ -51,8 +51,11 @@ class BlockWork(Protocol):
     def run(self, blocks: Sequence[Block], *, workers: int | None = None, progress: bool = False) -> Iterator[Finished]:
         """Do all blocks in this process, one after the other, as one stream that decodes ahead."""
 
-    def check(self, block: Block) -> None:
-        """Raise an error unless model, labels and probes fit together, which one batch shows; nothing is written."""
+    def check(self, block: Block) -> bool:
+        """Raise an error unless model, labels and probes fit together, which one batch shows; nothing is written.
+
+        Returns whether an image of the block could be read, without which nothing is shown.
+        """
 
     def start(self, device: str | None) -> None:
         """Prepare a copy in a worker: raise an error unless folder and images are there, move models to a device."""

@@ -11,6 +11,7 @@ Blocks are idempotent, so nothing is lost or doubled. If the driver dies, its wo
 continues with the blocks that are missing.
 """
 
+import math
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ from dubito.errors import (
     MissingPackageError,
     ModelError,
     StoreError,
+    ValueRangeError,
     first_words,
     users_level,
 )
@@ -44,6 +46,8 @@ _LOST_NODES = 30
 """How often a block is run again because its node has died: providers take back nodes, whatever runs there."""
 _FATAL = (CacheError, ModelError, StoreError)
 """Errors that leaving out a block cannot repair."""
+_SHARE = 0.0001
+"""The smallest part of a CPU or GPU that Ray reserves."""
 _SAFE = "Finished shards are safe: the same call continues from there."
 
 
@@ -79,6 +83,16 @@ class RayEngine:
         for name, interval in {"cpus": "(0, inf)", "gpus": "[0, inf)"}.items():
             if (value := getattr(self, name)) is not None:
                 check_number(value, interval, by="RayEngine", what=name)
+                self._check_share(name, value)
+
+    @staticmethod
+    def _check_share(name: str, value: float | int) -> None:
+        """Raise ValueRangeError for a share that Ray does not reserve."""
+        if not math.isclose(value / _SHARE, round(value / _SHARE)) or (name == "gpus" and value > 1 and value % 1):
+            raise ValueRangeError(
+                f"RayEngine: {name} must be a multiple of {_SHARE}, and a whole number of GPUs above 1; got {value:g}. "
+                f"1 is usual."
+            )
 
     @property
     def default_threads(self) -> int:
@@ -98,7 +112,9 @@ class RayEngine:
             )
         readers = (_GPU_READERS if gpus else 0) if workers is None else workers
         cpus = float(self.cpus or max(work.threads, readers))
-        work.check(blocks[0])  # before a cluster is started or kept busy: what does not fit here fits nowhere
+        # Before a cluster is started or kept busy: what does not fit here fits nowhere. A block without an image that
+        # can be read shows nothing.
+        any(map(work.check, blocks))
         with _connected(ray, self.address), work.bar(blocks, show=progress) as advance:
             run = _ClusterRun(ray, self, work, cpus, gpus, readers)
             run.check_room()
