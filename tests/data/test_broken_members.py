@@ -13,7 +13,7 @@ import pytest
 from tests.cache.conftest import image_folder, small_network
 
 import dubito
-from dubito.errors import SkippedImagesWarning
+from dubito.errors import ImagesError, SkippedImagesWarning
 
 COUNT, BROKEN = 21, 8
 
@@ -116,3 +116,33 @@ def test_one_broken_address_costs_one_image(served, tmp_path):
     check(served)
     check(in_parquet("url", served, tmp_path))
     check([*served[:BROKEN], f"{served[BROKEN]}.none", *served[BROKEN + 1 :]])
+
+
+def without_one(photos: list[Path]) -> list[bytes | None]:
+    return [None if row == BROKEN else path.read_bytes() for row, path in enumerate(photos)]
+
+
+def test_an_empty_cell_costs_one_image(photos, tmp_path):
+    cells = without_one(photos)
+    datasets = pytest.importorskip("datasets")
+    check(frame_of("pandas", "image", cells))
+    check(frame_of("polars", "image", cells))
+    check(in_parquet("image", cells, tmp_path))
+    data = datasets.Dataset.from_dict({"image": cells}, features=datasets.Features({"image": datasets.Image()}))
+    check(data)
+    check(data.to_iterable_dataset())
+
+
+@pytest.mark.parametrize("row", [0, BROKEN])
+def test_rows_without_a_path_are_refused_before_any_work(row, photos, tmp_path):
+    paths: list[object] = list(map(str, photos))
+    paths[row] = None
+    expected = rf"column 'path' of .* must name an image in every row; 1 of {COUNT} rows name none, .*: '{row}'\."
+    for source in (
+        frame_of("pandas", "path", paths),
+        frame_of("pandas", "path", [float("nan") if path is None else path for path in paths]),
+        frame_of("polars", "path", paths),
+        in_parquet("path", paths, tmp_path),
+    ):
+        with pytest.raises(ImagesError, match=expected):
+            dubito.open_images(source)

@@ -15,7 +15,16 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from dubito.data.decode import decode, read_content, to_rgb
-from dubito.data.image_set import ImageSet, PositionIds, check_labels, check_unique, hash_array, hash_bytes, in_threads
+from dubito.data.image_set import (
+    ImageSet,
+    PositionIds,
+    check_labels,
+    check_unique,
+    hash_array,
+    hash_bytes,
+    in_threads,
+    is_null,
+)
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 from dubito.storage.locations import to_place
 from dubito.threads import kept_random_states
@@ -129,7 +138,9 @@ class DatasetImages(ImageSet):
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] in ((), (3,)):
             return Image.fromarray(image).convert("RGB")
         if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
-            image = image.get("bytes") or image.get("path") or OSError("it has neither bytes nor a path")
+            image = image.get("bytes") or image.get("path")
+        if is_null(image):
+            image = OSError("it has neither bytes nor a path")
         if isinstance(image, (str, Path)):
             image = read_content(to_place(image))[0]
         if isinstance(image, (bytes, OSError)):

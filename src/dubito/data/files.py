@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from dubito.data.decode import decode, read_content
-from dubito.data.image_set import ImageSet, in_threads, some
+from dubito.data.image_set import ImageSet, in_threads, is_null, some
 from dubito.errors import BrokenImageError, ImagesError, LeftOutFilesWarning, users_level
 from dubito.storage import reading
 from dubito.storage.locations import Place, is_url, join
@@ -99,8 +99,8 @@ def files_below(root: Place) -> list[str]:
         return sorted(_walk(root, "", frozenset())) if isinstance(root, Path) else root.files_below()
 
 
-def listed_ids(root: Place, paths: Sequence[str], what: str, repair: str) -> list[str]:
-    """The ids of listed files; ImagesError for files on the disk that do not exist.
+def listed_ids(root: Place, paths: Sequence[Any], what: str, repair: str) -> list[str]:
+    """The ids of listed files; ImagesError for rows without a path, and for files on the disk that do not exist.
 
     Args:
         root: The folder that paths are relative to.
@@ -108,7 +108,12 @@ def listed_ids(root: Place, paths: Sequence[str], what: str, repair: str) -> lis
         what: What an error calls the list.
         repair: What the error advises, a sentence.
     """
-    ids = [path if is_url(path) else Path(path).as_posix() for path in paths]
+    if nulls := [str(row) for row, path in enumerate(paths) if is_null(path)]:
+        raise ImagesError(
+            f"{what} must name an image in every row; {len(nulls)} of {len(paths)} rows name none, counted from 0: "
+            f"{some(nulls)}. Leave these rows out."
+        )
+    ids = [path if is_url(path) else Path(path).as_posix() for path in map(str, paths)]
     if not isinstance(root, Path):
         return ids
     # Pipes and devices exist: as in a folder, they are skipped when images are read.

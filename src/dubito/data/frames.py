@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import FileImages, listed_ids
-from dubito.data.image_set import check_labels, some
+from dubito.data.image_set import check_labels, is_null, some
 from dubito.data.labels import LABEL_COLUMNS, PATH_COLUMNS, Listing, package_of, read_frame, to_labels
 from dubito.errors import ImagesError, MissingPackageError
 from dubito.storage import reading
@@ -132,16 +132,17 @@ def open_columns(table: Listing) -> FileImages | DatasetImages:
     if place is not None:
         named = to_labels(table.column(place), f"column '{table.header[place]}' of {table.name}")
     candidates = [table.header.index(name) for name in PATH_COLUMNS if name in table.header] or [table.paths]
-    texts = [at for at in candidates if all(isinstance(cell, (str, Path)) for cell in table.column(at))]
-    pictures = [at for at in candidates if at not in texts and not isinstance(table.column(at)[0], (int, float))]
+    cells = {at: [cell for cell in table.column(at) if not is_null(cell)] for at in candidates}
+    texts = [at for at in candidates if cells[at] and all(isinstance(cell, (str, Path)) for cell in cells[at])]
+    pictures = [at for at in candidates if at not in texts and cells[at] and not isinstance(cells[at][0], (int, float))]
     if pictures:
-        keys = [str(cell) for at in texts[:1] for cell in table.column(at)]
+        keys = [str(cell) for at in texts[:1] if len(cells[at]) == len(table.column(at)) for cell in cells[at]]
         images = DatasetImages(table.column(pictures[0]), ids=keys or None, name=table.name)
         _set_labels(images, named)
         return images
-    paths = [str(cell) for cell in table.column(texts[0] if texts else table.paths)]
-    what = f"column '{table.header[texts[0] if texts else table.paths]}' of {table.name}"
-    return FileImages(Path(), listed_ids(Path(), paths, what, _RELATIVE), *named, name=table.name)
+    at = texts[0] if texts else table.paths
+    what = f"column '{table.header[at]}' of {table.name}"
+    return FileImages(Path(), listed_ids(Path(), table.column(at), what, _RELATIVE), *named, name=table.name)
 
 
 def _set_labels(images: DatasetImages, named: Named) -> None:

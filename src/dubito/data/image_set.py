@@ -4,6 +4,7 @@ Hashes are BLAKE2b with 16 bytes; that of a set is over its ordered ids and the 
 """
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -342,6 +343,11 @@ def in_threads(
         return chunk(0)
     with ThreadPoolExecutor(_THREADS) as pool:
         return [part for parts in pool.map(chunk, range(0, len(arguments), at_once)) for part in parts]
+
+
+def is_null(cell: object) -> bool:
+    """Whether a cell of a table is empty: None, or what pandas has in its place."""
+    return cell is None or type(cell).__name__ == "NAType" or (isinstance(cell, float) and math.isnan(cell))
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

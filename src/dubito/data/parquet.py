@@ -171,7 +171,7 @@ def _open_listed(tables: Sequence[_ParquetTable], what: str, name: str) -> FileI
     for _ in names_of([table.place for table in tables])[0].split("/"):
         root = root.parent
     repair = f"Paths are relative to '{root}'."
-    paths = [str(cell) for table in tables for cell in table.cells(column)]
+    paths = [cell for table in tables for cell in table.cells(column)]
     ids = listed_ids(root, paths, f"column '{column}' of {what}", repair)
     label = column if listing.label is None else tables[0].columns[listing.label]
     values = [] if label == column else [cell for table in tables for cell in table.cells(label)]
