@@ -68,7 +68,9 @@ def test_what_one_process_does_alone_is_counted() -> None:
     assert result.memory_bytes == 11e9
     assert any("extract in 10 parts" in text for text in result.findings())
     few = plan_extraction(1e7, Cluster(rate=250), hours=24)
-    assert few.opening_hours == 0
+    # 10,000 requests that list a thousand files each, 0.03 s each
+    assert few.opening_hours == pytest.approx(300 / 3600)
+    assert (few.resume_hours, result.resume_hours) == pytest.approx((3.06, 30.6), abs=0.01 * 30)
     assert not any("parts" in text for text in few.findings())
 
 
@@ -81,9 +83,18 @@ def test_the_fewest_workers_that_finish_in_time(hours: float, mtbf: float) -> No
     assert enough == 1 or plan_extraction(1e6, cluster, workers=enough - 1).hours > hours
 
 
+def test_without_workers_and_hours_a_plan_takes_as_long_as_it_must() -> None:
+    assert plan_extraction(1e6, Cluster(rate=250)).hours <= 24
+    # 1e9 images by 5,500 requests per second take 50.5 hours
+    result = plan_extraction(1e9, Cluster(rate=250))
+    assert result.hours == pytest.approx(1e9 / 5500 / 3600, rel=0.02)
+    assert any("Fetch several images with one request" in text for text in result.findings())
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
-        ValueRangeError, match=r"no number of workers finishes in 1 hours: the store request rate .* Allow 50\.5"
+        ValueRangeError,
+        match=r"in 1 hours: the store request rate .* Allow 50\.5 hours, or fetch several images .*: images_per_request=9",
     ):
         plan_extraction(1e9, Cluster(rate=250), hours=1)
     with pytest.raises(ValueRangeError, match="got both"):

@@ -13,8 +13,9 @@ seconds (the mean of a renewal process with exponential failures). B blocks on W
 end, some workers have nothing left to do. What all workers share, the store's requests and bandwidth and the process
 that hands out blocks, bounds the rate of all of them together.
 
-One process opens the images: of tar shards it reads every byte once. It and every worker hold names and labels of all
-images.
+One process opens the images: it lists files, a thousand with one request, and of tar shards it reads every byte once.
+When an extraction is resumed, it also reads the images of finished blocks. It and every worker hold names and labels of
+all images.
 
 `simulate` draws the same workers, failures and delays one event at a time, to check the closed form.
 """
@@ -43,6 +44,10 @@ _MOST = 1e18
 _MOST_EVENTS = 10_000_000
 """Blocks, failures and workers that are simulated in a minute or so."""
 _HOUR = 3600.0
+_HOURS = 24.0
+"""That an extraction may take, unless the user chooses."""
+_LISTED = 1000
+"""Files that a store lists with one request."""
 
 Number = int | float
 
@@ -150,7 +155,8 @@ class ExtractionPlan(Result):
         rows: Rows of the cache: images times epochs.
         workers: Number of workers.
         hours: Hours from the first block to the last.
-        opening_hours: Hours before the first block, in which one process reads all tar shards; 0 for files.
+        opening_hours: Hours before the first block, in which one process lists all files, or reads all tar shards.
+        resume_hours: Hours in which one process compares all images again if the extraction is resumed at its end.
         images_per_second: Of all workers together.
         efficiency: The share of a worker's time that failures leave.
         shards: Number of shards, of all kinds.
@@ -167,6 +173,7 @@ class ExtractionPlan(Result):
     workers: int
     hours: float
     opening_hours: float
+    resume_hours: float
     images_per_second: float
     efficiency: float
     shards: int
@@ -188,7 +195,7 @@ class ExtractionPlan(Result):
         parts = ", ".join(f"{name} {value:,.0f}" for name, value in self.cost.items())
         return {
             "time": f"{self.hours:,.1f} hours, {self.images_per_second:,.0f} images/s",
-            "opening": f"{self.opening_hours:,.1f} hours before",
+            "opening": f"{self.opening_hours:,.1f} hours before, at most {self.resume_hours:,.1f} if it is resumed",
             "cache": f"{self.cache_bytes / 1e9:,.1f} GB in {self.shards:,} shards",
             "manifest": f"{self.manifest_bytes / 1e6:,.1f} MB",
             "memory": f"{self.memory_bytes / 1e9:,.1f} GB per worker, beside the model",
@@ -258,7 +265,8 @@ def plan_extraction(
         images: Number of images.
         cluster: What it runs on: rates, sizes, failures and prices.
         workers: Number of workers; by default as few as finish within `hours`.
-        hours: Hours that it may take, if the number of workers is not given; by default 24.
+        hours: Hours that it may take, if the number of workers is not given; by default 24, or as many as it takes with
+            any number of workers.
         epochs: How often every image is extracted.
 
     >>> plan_extraction(1e6, Cluster(rate=250), workers=10).workers
@@ -270,24 +278,23 @@ def plan_extraction(
         raise ValueRangeError("plan: workers and hours determine each other; got both. Leave one of them out.")
     rows = round(images) * epochs
     if workers is None:
-        check_number(24.0 if hours is None else hours, f"[1e-9, {_MOST:g}]", by="plan", what="hours")
-        workers = _enough_workers(rows, cluster, 24.0 if hours is None else hours)
+        hours = max(_HOURS, 1.01 * _least_hours(rows, cluster)) if hours is None else hours
+        check_number(hours, f"[1e-9, {_MOST:g}]", by="plan", what="hours")
+        workers = _enough_workers(rows, cluster, hours)
     check_number(workers, f"[1, {_MOST:g}]", by="plan", what="workers", whole=True)
     seconds = _seconds(rows, cluster, workers)
     blocks = math.ceil(rows / cluster.shard_size)
     per_worker = cluster.expected_seconds() / cluster.shard_size
     stages = {name: workers * limit for name, limit in cluster.stages().items()}
+    reading = round(images) * cluster.image_bytes / cluster.bandwidth / _HOUR
     reads, writes = rows / cluster.images_per_request, blocks * cluster.kinds
     return ExtractionPlan(
         images=round(images),
         rows=rows,
         workers=workers,
         hours=seconds / _HOUR,
-        opening_hours=round(images)
-        * cluster.image_bytes
-        / cluster.bandwidth
-        / _HOUR
-        * (cluster.images_per_request > 1),
+        opening_hours=reading if cluster.images_per_request > 1 else round(images) / _LISTED * cluster.latency / _HOUR,
+        resume_hours=reading,
         images_per_second=min(workers / per_worker, *cluster.shared().values()),
         efficiency=cluster.block_seconds() / cluster.expected_seconds(),
         shards=writes,
@@ -360,14 +367,19 @@ def _seconds(rows: int, cluster: Cluster, workers: int) -> float:
     return max(own, rows / min(cluster.shared().values()))
 
 
+def _least_hours(rows: int, cluster: Cluster) -> float:
+    """What it takes with any number of workers."""
+    return max(rows / min(cluster.shared().values()), cluster.expected_seconds()) / _HOUR
+
+
 def _enough_workers(rows: int, cluster: Cluster, hours: Number) -> int:
     """The fewest workers that finish in time; ValueRangeError where no number does."""
     seconds, blocks, each = hours * _HOUR, math.ceil(rows / cluster.shard_size), cluster.expected_seconds()
     name, shared = min(cluster.shared().items(), key=lambda one: one[1])
-    if rows / shared > seconds or each > seconds:
+    if (least := _least_hours(rows, cluster)) > hours:
         why = f"the {name} allows {shared:,.0f} images/s" if rows / shared > seconds else "one block takes longer"
-        least = max(rows / shared, each) / _HOUR
+        also = ", or fetch several images with one request: images_per_request=9" if "request" in name else ""
         raise ValueRangeError(
-            f"plan: no number of workers finishes in {hours:g} hours: {why}. Allow {least:,.1f} hours."
+            f"plan: no number of workers finishes in {hours:g} hours: {why}. Allow {least:,.1f} hours{also}."
         )
     return blocks if 1.5 * each >= seconds else min(blocks, math.ceil(blocks * each / (seconds - each / 2)))

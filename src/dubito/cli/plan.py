@@ -40,7 +40,7 @@ def plan(
     images: Annotated[float, option("Number of images, such as 1e9.", "N")],
     cluster: ClusterOptions,
     workers: Annotated[int | None, option("Number of workers; otherwise enough for --hours.", "N")] = None,
-    hours: Annotated[float | None, option("Hours that it may take: 24 by default.", "H")] = None,
+    hours: Annotated[float | None, option("Hours that it may take; by default 24, or as many as needed.", "H")] = None,
     epochs: Annotated[int, option("How often every image is extracted.", "N", min=1)] = 1,
     simulated: Annotated[bool, Option("--simulated", help="Also simulate workers, failures and delays.")] = False,
 ) -> None:
