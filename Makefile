@@ -9,6 +9,8 @@ BROWSER := .venv/.browser
 # Warnings of pip's own code, or of running as root, would only alarm: it changes .venv alone.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action ignore
 export PYTHONWARNINGS ?= default
+# Tests start hundreds of short processes: without its bytecode, each would compile dubito again.
+unexport PYTHONDONTWRITEBYTECODE
 # Some virtual machines announce AMX and kill a process that uses it, as torch does in bfloat16.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # Material for MkDocs announces its successor at every build; this is its own switch for that.
@@ -74,6 +76,7 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/ray_engine.py --kills
 	$(BIN)/python benchmarks/locations.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/head_training.py
+	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/threads.py
 	$(BIN)/python benchmarks/explore.py
