@@ -10,7 +10,17 @@ import fsspec
 import pytest
 
 from dubito.errors import ArtefactError, CacheBusyError, StoreError
-from dubito.storage import RemotePath, SavedFolder, lease, locked, sizes_in, write_sealed
+from dubito.storage import (
+    RemotePath,
+    SavedFolder,
+    lease,
+    locked,
+    remove_file,
+    sizes_in,
+    staged,
+    write_file,
+    write_sealed,
+)
 from dubito.storage.lease import LeaseTakenError, leased
 
 
@@ -139,6 +149,22 @@ def test_a_holder_that_lost_its_lease_writes_no_description(folder):
         with pytest.raises(StoreError, match=r"'memory://leases' is written by another process now.*Run the same call"):
             write_sealed(folder / "guard.json", {"format": 2})
     assert json.loads((folder / "guard.json").read_bytes())["format"] == 1
+
+
+def test_a_holder_that_lost_its_lease_writes_nothing_below_its_folder(folder):
+    below, other = folder / "heads/seed-1", RemotePath("memory://leases-2")
+    with leased(folder, seconds=0.0):
+        write_file(below / "model.bin", b"first")
+        of_another_machine(folder, 2)  # as after a long suspension
+        with pytest.raises(StoreError, match="is written by another process now"):
+            write_file(below / "model.bin", b"second")
+        with pytest.raises(StoreError, match="is written by another process now"):
+            remove_file(below / "model.bin")
+        with pytest.raises(StoreError, match="is written by another process now"), staged(below) as place:
+            (place / "config.json").write_bytes(b"{}")
+        write_file(other / "model.bin", b"of another folder")
+    assert list(sizes_in(below)) == ["model.bin"]
+    assert (below / "model.bin").read_bytes() == b"first"
 
 
 def test_a_store_that_refuses_is_an_error_of_the_caller(folder, monkeypatch):

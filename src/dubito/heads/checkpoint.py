@@ -19,7 +19,17 @@ from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.module import HeadModule, check_shape
-from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
+from dubito.storage import (
+    Place,
+    parse_json,
+    reading,
+    remove_file,
+    to_place,
+    unsealed,
+    write_file,
+    write_sealed,
+    writing,
+)
 from dubito.table import Provenance
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -149,7 +159,7 @@ def write_head(folder: str | Place, head: PretrainedHead) -> Place:
         write_file(folder / CARD, (head.card or make_card(config)).encode())
         write_sealed(folder / CONFIG, entries)
         if replaces:
-            (folder / _NEXT).unlink()
+            remove_file(folder / _NEXT)
     return folder
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from dubito.errors import DubitoError, ValueRangeError
 from dubito.storage.files import UNFINISHED, application_folder, checksum, writing
+from dubito.storage.lease import check_held
 from dubito.storage.locations import Place, RemotePath
 
 FOLDER, LIMIT = "DUBITO_COPIES", "DUBITO_COPIES_GB"
@@ -106,6 +107,7 @@ def staged(folder: Place) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dubito-") as name:
         yield Path(name)
         for file in sorted(path for path in Path(name).rglob("*") if path.is_file()):
+            check_held(folder)
             (folder / file.relative_to(name).as_posix()).upload(file)
 
 

@@ -9,8 +9,8 @@ belongs to a process that has died, and the next number may be created; if it wa
 at once that it has died. No clocks are compared.
 
 A holder that was suspended for longer than that has lost its lease. It finds the higher number before it writes or
-removes a file of the folder (`check_held`). Between that look and the write lies a moment in which another one may
-write as well; a lock of a disk has no such moment.
+removes a file in or below the folder (`check_held`). Between that look and the write lies a moment in which another one
+may write as well; a lock of a disk has no such moment.
 """
 
 import contextlib
@@ -117,9 +117,10 @@ def leased(folder: RemotePath, *, seconds: float) -> Iterator[None]:
 
 
 def check_held(folder: RemotePath) -> None:
-    """Raise StoreError if this process has lost the lease of a folder that it writes into."""
-    if lease := _HELD.get(folder.url):
-        lease.check()
+    """Raise StoreError if this process has lost the lease of a folder that it writes into, or of one above it."""
+    for held, lease in list(_HELD.items()):
+        if f"{folder.url}/".startswith(f"{held}/"):
+            lease.check()
 
 
 def _refusal(folder: RemotePath) -> StoreError:

@@ -51,7 +51,13 @@ _AWAY = {
     if hasattr(errno, name)
 }
 """What reading a file raises if it is on a disk of another machine, and that does not answer."""
-_PACKAGES = {"s3": "'dubito[s3]'", "gs": "'dubito[gs]'", "gcs": "'dubito[gs]'", "az": "adlfs", "abfs": "adlfs"}
+_PACKAGES = {
+    "s3": "'dubito[s3]'",
+    "gs": "'dubito[gs]'",
+    "gcs": "'dubito[gs]'",
+    "az": "'dubito[az]'",
+    "abfs": "'dubito[az]'",
+}
 """By scheme what pip installs to read it."""
 
 
