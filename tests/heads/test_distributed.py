@@ -133,6 +133,23 @@ def test_an_error_of_process_0_is_the_error_of_all():
     assert "the head has diverged" in str(outcomes[2])
 
 
+def test_an_error_of_process_0_within_a_step_is_the_error_of_all(monkeypatch):
+    real, steps = Processes.backward, []
+
+    def failing(self, module, rows, losses, own, loss_of):
+        def loss(*arguments):
+            steps.append(0)
+            if len(steps) == 5:
+                raise ValueRangeError("no such loss")
+            return loss_of(*arguments)
+
+        return real(self, module, rows, losses, own, loss)
+
+    monkeypatch.setattr(Processes, "backward", failing)
+    outcomes = in_threads(3, learnable(361), {"recipe": SHORT})
+    assert [(type(error), str(error)) for error in outcomes] == [(ValueRangeError, "no such loss")] * 3
+
+
 def test_what_is_no_error_of_dubito_is_reported_too(monkeypatch):
     real = distributed._follow
 

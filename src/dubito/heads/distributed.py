@@ -119,7 +119,7 @@ class Group:
         return pickle.loads(data.numpy().tobytes()) if self.rank else message  # noqa: S301 (of process 0)
 
     def report(self, error: Exception) -> None:
-        """Leave an error for process 0, which raises it when it misses this process."""
+        """Leave an error for the other processes, which raise it when they miss this one."""
         kind = type(error).__name__
         text = str(error) if isinstance(error, DubitoError) else f"{kind}: {first_words(error)}"
         with contextlib.suppress(RuntimeError):  # where the store has gone, so has process 0
@@ -176,6 +176,7 @@ class Processes:
     ) -> None:
         self.size, self._group, self._start, self._restarts = size, group, start, restarts
         self._module: HeadModule | None = None
+        self._within_step = False
 
     def begin(self, training: SharedTraining, module: HeadModule) -> None:
         """Announce the training of a module; its steps follow."""
@@ -207,7 +208,7 @@ class Processes:
             own: Which rows of the batch are held.
             loss_of: The head's loss.
         """
-        group, parameters = self._connected, list(module.parameters())
+        group, parameters, self._within_step = self._connected, list(module.parameters()), True
         group.broadcast(torch.cat([parameters_to_vector(parameters).detach(), torch.ones(1)]))
         computed = module(rows)
         u = _gathered(group, computed, own, len(losses)).requires_grad_()
@@ -218,6 +219,7 @@ class Processes:
         parts = torch.split(gradient, [one.numel() for one in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
+        self._within_step = False
         return loss.detach()
 
     def end(self) -> None:
@@ -240,16 +242,19 @@ class Processes:
         if isinstance(outcome, Exception) and not isinstance(outcome, DubitoError):
             outcome = EngineError(f"train: process 0 failed: {type(outcome).__name__}: {first_words(outcome)}.")
         with contextlib.suppress(LostProcessError):
-            if self._module is not None:  # they wait for the next weights: zeros are the last ones
-                self._connected.broadcast(torch.zeros(1 + sum(one.numel() for one in self._module.parameters())))
-            self._connected.share(outcome)
+            if self._within_step:  # they wait for other numbers than weights, and see the error when this one has left
+                self._connected.report(outcome)
+            else:
+                if self._module is not None:  # they wait for the next weights: zeros are the last ones
+                    self._connected.broadcast(torch.zeros(1 + sum(one.numel() for one in self._module.parameters())))
+                self._connected.share(outcome)
         self.close()
 
     def close(self) -> None:
         """Disconnect."""
         if self._group is not None:
             self._group.close()
-        self._group = self._module = None
+        self._group, self._module, self._within_step = None, None, False
 
 
 def follow(group: Group, features: Column, name: str) -> Any:
