@@ -40,6 +40,7 @@ FOLDERS = {
     "extract with workers": 18,
     "label": 28,
     "train": 36,
+    "train with workers": 12,
     "head": 20,
     "guard": 32,
     "index": 32,

@@ -32,7 +32,16 @@ from tests.faults.proxy import (
     Failure,
     running_store,
 )
-from tests.faults.victims import Extraction, GuardSaving, IndexBuilding, Labelling, Victim, extract
+from tests.faults.victims import (
+    Extraction,
+    GuardSaving,
+    HeadSaving,
+    HeadTraining,
+    IndexBuilding,
+    Labelling,
+    Victim,
+    extract,
+)
 
 BUCKET = "s3://faults"
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
@@ -74,11 +83,19 @@ class StoredGuard(GuardSaving):
     """A guard that takes the place of another one in the store."""
 
 
+class StoredHead(HeadSaving):
+    """A head that takes the place of another one in the store."""
+
+
+class StoredTraining(HeadTraining):
+    """Two heads, trained into the store."""
+
+
 class StoredIndex(IndexBuilding):
     """An index that takes the place of another one in the store."""
 
 
-VICTIMS = (StoredCache, StoredImages, StoredGuard, StoredLabels, StoredIndex)
+VICTIMS = (StoredCache, StoredImages, StoredGuard, StoredLabels, StoredIndex, StoredHead, StoredTraining)
 
 
 @dataclass(frozen=True)
@@ -101,8 +118,8 @@ class Job:
         os.environ |= credentials(self.address) | {"DUBITO_COPIES": str(self.copies)}
         to: Any = RemotePath(self.to) if self.to.startswith(BUCKET) else Path(self.to)
         if what == "contents" and isinstance(to, RemotePath):
-            names = [name for name in to.files_below() if not name.startswith(LOCK)]
-            return {name: hashlib.sha256((to / name).read_bytes()).hexdigest() for name in names}
+            names = [name for name in to.files_below() if LOCK not in name.split("/")]
+            return {name: hashlib.sha256(self.victim.bytes_of(to / name)).hexdigest() for name in names}
         return getattr(self.victim, what)(to)
 
 

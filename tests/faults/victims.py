@@ -65,7 +65,7 @@ class Victim:
         files = [path for path in sorted(to.rglob("*")) if path.is_file() and path.name != LOCK]
         return {path.relative_to(to).as_posix(): hashlib.sha256(self.bytes_of(path)).hexdigest() for path in files}
 
-    def bytes_of(self, path: Path) -> bytes:
+    def bytes_of(self, path: Any) -> bytes:
         """The bytes of a file, but for what no run can repeat."""
         return path.read_bytes()
 
@@ -120,13 +120,14 @@ class Labelling(Victim):
 class HeadTraining(Victim):
     """Two heads, with a state after every step."""
 
-    name = "train"
+    name, processes = "train", None
 
-    def work(self, to: Path) -> None:
+    def work(self, to: Any) -> None:
         """Train."""
         loop._SECONDS_BETWEEN_STATES = -1.0
         recipe = Recipe(rows=480, batch=60, episodes=4, warmup=1)
-        dubito.train(table(0), to, seeds=[1, 2], recipe=recipe, width=8, held_out=table(1), progress=False)
+        settings = {"width": 8, "held_out": table(1), "processes": self.processes, "progress": False}
+        dubito.train(table(0), to, seeds=[1, 2], recipe=recipe, **settings)
 
     def values(self, to: Path) -> str:
         """Of weights, configs, and what the heads predict."""
@@ -134,12 +135,18 @@ class HeadTraining(Victim):
         about = json.dumps([[one.trained_, repr(one.provenance_)] for one in heads.values()], sort_keys=True)
         return digest({name: head.score(table(2)) for name, head in heads.items()} | {"about": about})
 
-    def bytes_of(self, path: Path) -> bytes:
+    def bytes_of(self, path: Any) -> bytes:
         """The report says when the training ended, and how many steps of it the last call made."""
         if path.name != "training.json":
             return path.read_bytes()
         report = json.loads(path.read_bytes())
         return json.dumps({key: value for key, value in report.items() if key not in ("finished", "updates")}).encode()
+
+
+class TrainingWithWorkers(HeadTraining):
+    """The same, with a second process that shares the steps."""
+
+    name, processes, faults = "train with workers", 2, ("worker killed",) * 3
 
 
 class HeadSaving(Victim):
@@ -251,6 +258,7 @@ VICTIMS = {
         ExtractionWithWorkers,
         Labelling,
         HeadTraining,
+        TrainingWithWorkers,
         HeadSaving,
         GuardSaving,
         IndexBuilding,
