@@ -94,7 +94,7 @@ def test_without_workers_and_hours_a_plan_takes_as_long_as_it_must() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
         ValueRangeError,
-        match=r"in 1 hours: the store request rate .* Allow 50\.5 hours, or fetch several images .*: images_per_request=9",
+        match=r"in 1 hours: the store request rate .* Allow 50\.5 hours, or fetch several .*: images_per_request=9",
     ):
         plan_extraction(1e9, Cluster(rate=250), hours=1)
     with pytest.raises(ValueRangeError, match="got both"):

@@ -137,7 +137,9 @@ def test_a_store_that_cannot_be_reached_stops_everything(monkeypatch, bucket):
 
 
 def test_schemes_without_a_package():
-    with pytest.raises(MissingPackageError, match=r"'az://b/a' is accessed by another package: pip install adlfs"):
+    with pytest.raises(
+        MissingPackageError, match=r"'az://b/a' is accessed by another package: pip install 'dubito\[az\]'"
+    ):
         open_images("az://b/a")
     with pytest.raises(StoreError, match=r"'nowhere://b' cannot be accessed \(ValueError: Protocol not known: nowhere"):
         open_images("nowhere://b")

@@ -132,15 +132,11 @@ class DatasetImages(ImageSet):
         return labels, lost
 
     def _open(self, index: int, item: Any) -> Image.Image | Tensor:
-        image = item[0] if isinstance(item, (tuple, list)) and item else item
+        image = _image_of(item)
         if isinstance(image, Tensor) and image.is_floating_point():
             return image
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] in ((), (3,)):
             return Image.fromarray(image).convert("RGB")
-        if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
-            image = image.get("bytes") or image.get("path")
-        if is_null(image):
-            image = OSError("it has neither bytes nor a path")
         if isinstance(image, (str, Path)):
             image = read_content(to_place(image))[0]
         if isinstance(image, (bytes, OSError)):
@@ -188,6 +184,14 @@ def _below_subsets(dataset: Any) -> tuple[Any, Sequence[int], bool]:
         plain &= type(dataset) is TorchSubset
         dataset, items = dataset.dataset, [dataset.indices[row] for row in items]
     return dataset, items, plain
+
+
+def _image_of(item: Any) -> Any:
+    """What an item has as its image: the bytes or path in what Hugging Face makes of them; an error if it is empty."""
+    image = item[0] if isinstance(item, (tuple, list)) and item else item
+    if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
+        image = image.get("bytes") or image.get("path")
+    return OSError("it has neither bytes nor a path") if is_null(image) else image
 
 
 def _file_ids(dataset: Any, items: Sequence[int]) -> list[str] | None:
