@@ -27,6 +27,8 @@ _LARGEST_MISS = 0.2
 """Share of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
 _RANK = 1e-12
 """Directions with a smaller share of the largest variance are those of dead features."""
+_INDEPENDENT = 1e-9
+"""Features that keep a larger share, once what the others explain is taken off, are independent beyond doubt."""
 
 
 @final
@@ -76,14 +78,29 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
         zz.addmm_(z.T, z)
         zy.addmm_(z.T, y)
         total += float(y.square().sum())
-    values, vectors = torch.linalg.eigh(zz)
-    kept = values > _RANK * values.amax()
-    weight = ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous()
-    rank, left = int(kept.sum()), max(total - float((weight * zy.T).sum()), 0.0)
+    weight, rank = _solved(zz, zy)
+    left = max(total - float((weight * zy.T).sum()), 0.0)
     missed = None
     if n > rank + 1:
         missed = math.sqrt((left / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0
     return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, missed)
+
+
+def _solved(zz: Float64[Tensor, "d d"], zy: Float64[Tensor, "d c"]) -> tuple[Float64[Tensor, "c d"], int]:
+    """The smallest W with W zz = zy^T, and the rank of zz."""
+    weight, alive = torch.zeros(zy.T.shape, dtype=torch.float64), zz.diagonal() > _RANK * zz.diagonal().amax()
+    # Cholesky takes a tenth of the time of eigenvalues, and serves unless features depend on each other.
+    factor, failed = torch.linalg.cholesky_ex(zz[alive][:, alive])
+    if (
+        not int(failed)
+        and bool(alive.any())
+        and float(factor.diagonal().amin()) ** 2 > _INDEPENDENT * zz.diagonal().amax()
+    ):
+        weight[:, alive] = torch.cholesky_solve(zy[alive], factor).T
+        return weight, int(alive.sum())
+    values, vectors = torch.linalg.eigh(zz)
+    kept = values > _RANK * values.amax()
+    return ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous(), int(kept.sum())
 
 
 def centred_layer(
