@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dubito.scores._activations import number_kept, refuse_negative, sum_ratio
 from dubito.scores._features import ScoreOfFeatures
-from dubito.scores._last_layer import last_layer, logits_of
-from dubito.scores.softmax import energy
+from dubito.scores._last_layer import energy_of, last_layer
 from dubito.table import Table
 from dubito.validate import check_number
 
@@ -34,7 +33,7 @@ def ash(
     """
     largest, places = z.topk(number_kept(z.shape[-1], percentile), dim=-1, sorted=False)
     pruned = torch.zeros_like(z).scatter(-1, places, largest)
-    return energy(logits_of(pruned * sum_ratio(z, largest).exp(), weight, bias))
+    return energy_of(pruned * sum_ratio(z, largest).exp(), weight, bias)
 
 
 @final

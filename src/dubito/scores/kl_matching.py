@@ -32,11 +32,13 @@ def kl_matching(logits: Float[Tensor, "n c"], log_typical: Float64[Tensor, "k c"
     >>> kl_matching(torch.zeros(1, 2), torch.tensor([[0.5, 0.5], [0.9, 0.1]]).double().log()).item()
     0.0
     """
-    log_p = check_two_classes(logits, "kl_matching").log_softmax(-1)
-    p = log_p.exp()
-    nearest = (p.to(logits.dtype) @ log_typical.to(logits.dtype).T).argmax(-1)
+    shifted = check_two_classes(logits, "kl_matching")
+    shifted = shifted - shifted.amax(-1, keepdim=True)
+    part = shifted.exp()  # p times its sum, which no comparison of classes depends on
+    nearest = (part.to(logits.dtype) @ log_typical.to(logits.dtype).T).argmax(-1)
+    total = part.sum(-1)
     # Rounding may leave less than nothing where they are equal.
-    return (p * (log_p - log_typical[nearest])).sum(-1).clamp(min=0.0)
+    return ((part * (shifted - log_typical[nearest])).sum(-1) / total - total.log()).clamp(min=0.0)
 
 
 @final

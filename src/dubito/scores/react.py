@@ -18,8 +18,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from dubito.scores._features import ScoreOfFeatures
-from dubito.scores._last_layer import last_layer, logits_of
-from dubito.scores.softmax import energy
+from dubito.scores._last_layer import energy_of, last_layer
 from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_number
@@ -35,7 +34,7 @@ def react(
     >>> react(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, 1.0]]), torch.zeros(1), 4.0).item()  # - (3 + 4)
     -7.0
     """
-    return energy(logits_of(z.clamp(max=threshold), weight, bias))
+    return energy_of(z.clamp(max=threshold), weight, bias)
 
 
 def percentile_of(blocks: Callable[[], Iterator[Tensor]], share: float) -> float:

@@ -10,7 +10,6 @@ as zero (pytorch-ood: about a ten-thousandth). The products with R are in the pr
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -18,13 +17,13 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
+from dubito.heads.linear_logits import add_gram, mirrored
 from dubito.scores._features import ScoreOfFeatures, mean_feature
 from dubito.scores._last_layer import LastLayer, last_layer, once
 from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_number
 
-_PANELS = 4
 _SMALLEST = 1e-10
 """Of the eigenvalues of W^T W, as a share of the largest: those that count."""
 
@@ -118,12 +117,10 @@ def _axes(table: Table, origin: Float64[Tensor, "d"], by: str) -> Float64[Tensor
     d = len(origin)
     mean = mean_feature(table, by=by)
     moment = torch.zeros(d, d, dtype=torch.float64)
-    edges = torch.linspace(0, d, _PANELS + 1).round().long().tolist()
     for batch in finite_batches(table.batches("feature"), table.name, by=by):
         # Around the mean, so that products in float32 keep their digits; the rest is added in float64.
-        z = batch.feature - mean.to(batch.feature.dtype)
-        for low, high in pairwise(edges):
-            moment[low:high, low:] += z[:, low:high].T @ z[:, low:]  # the other half is the same
-    moment = moment.triu() + moment.triu(1).T
-    vectors: Tensor = torch.linalg.eigh(moment / len(table) + torch.outer(mean - origin, mean - origin)).eigenvectors
+        add_gram(moment, batch.feature - mean.to(batch.feature.dtype))
+    vectors: Tensor = torch.linalg.eigh(
+        mirrored(moment) / len(table) + torch.outer(mean - origin, mean - origin)
+    ).eigenvectors
     return vectors
