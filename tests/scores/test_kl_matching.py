@@ -56,7 +56,7 @@ def test_an_image_at_the_mean_prediction_has_no_divergence():
 def test_other_numbers_of_classes():
     with pytest.raises(TableError, match=r"kl_matching\.score: logits must be of 4 classes, as in fit; got 3"):
         KLMatching().fit(Table(logit=rows())).score(Table(logit=rows(c=3)))
-    with pytest.raises(ValueRangeError, match="kl_matching.fit needs at least two classes"):
+    with pytest.raises(ValueRangeError, match=r"kl_matching\.fit needs at least two classes"):
         KLMatching().fit(Table(logit=[[1.0]]))
     with pytest.raises(TableError, match=r"kl_matching\.fit: table needs at least 1 row"):
         KLMatching().fit(Table(logit=rows(0)))

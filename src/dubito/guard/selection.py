@@ -240,8 +240,8 @@ def fitted_scores(
     """Scores that are ready for tables like the reference, and the names of those that may make the uncertainty.
 
     These are the user's, or all that the columns allow, except for those that are designed for OOD images alone.
-    Those that learn do so from `train`, else from the reference
-    images; a temperature always from these, because images that a model was trained on do not show its overconfidence.
+    Those that learn do so from `train`, else from the reference images; a temperature always from these, because
+    images that a model was trained on do not show its overconfidence.
     With `novelty`, there is a density to measure it, which does not compete unless it is the user's. A head that ships
     measures the aleatoric uncertainty, but does not compete: nobody knows which images it has learned from. If they
     were those of the table, it would have memorised the calibration images, and the guarantee would not hold.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -32,7 +31,7 @@ def gen(logits: Float[Tensor, "n c"], gamma: float = 0.1, top: int = 100) -> Flo
     # Relative to the second largest, the sum of all but the first neither vanishes nor overflows, also in float32.
     others = (logits - second).exp().scatter(-1, places[..., :1], 0.0).sum(-1, keepdim=True, dtype=torch.float64)
     odds = others.log() + second.double() - first
-    log_p = largest.double() - first - F.softplus(odds, threshold=50.0)
+    log_p = largest.double() - first - odds.exp().log1p()
     log_rest = torch.cat([log_p[..., :1] + odds, (-log_p[..., 1:].exp()).log1p()], -1)
     return (gamma * (log_p + log_rest))[..., :top].exp().sum(-1)
 
