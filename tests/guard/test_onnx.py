@@ -134,25 +134,6 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     assert 0 < result.accept.sum() < 50
 
 
-def test_scores_of_the_last_layer_run_in_onnxruntime(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    others = (GEN(), KLMatching(), Residual(), ViM(alpha=2.0), FDBD(), NCI(), ReAct(), SCALE(), ASH(0.5))
-    guard = Guard.fit(model, table, coverage=0.7, scores=["gen"])
-    guard.selection.scores |= {score.name: score.fit(table) for score in others}
-    guard.selection.reference_quantiles = {
-        name: quantiles(score.score(table), name) for name, score in guard.selection.scores.items()
-    }
-    # Weights that differ, so that each score is seen in the sum of ranks.
-    weights = {score.name: float(place) for place, score in enumerate(others, 1)}
-    guard.selection.combination = Combination(weights, {})
-    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "guard.onnx", inputs(2))))
-    for n in (1, 40):
-        x = inputs(n, seed=9)
-        (u,) = session.run(["uncertainty"], {"input": x.numpy()})
-        assert u == pytest.approx(guard(x).uncertainty.numpy(), abs=2e-3)  # of 45, the sum of weights
-
-
 def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> None:
     guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
