@@ -209,6 +209,8 @@ class Score(ABC):
     """Whether it is a score of an ensemble, made once for each that a table has (setting `of`)."""
     own_probe: ClassVar[bool] = False
     """Whether it reads columns of an optional probe, so that nobody misses it where that probe has not run."""
+    ood_only: ClassVar[bool] = False
+    """Whether it is designed to find OOD images alone, so that a guard, which looks for errors, tries it on request."""
     provenance_: Provenance | None = None
     from_file_: bool = False
 

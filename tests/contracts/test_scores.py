@@ -37,6 +37,13 @@ OTHER_SETTINGS = {
         "nonlinearity": "after",
     },
     "mahalanobis": {"relative": True, "regularisation": 1e-4},
+    "gen": {"gamma": 0.5, "top": 3},
+    "residual": {"dimension": 6},
+    "vim": {"dimension": 3, "alpha": 2.0},
+    "nci": {"alpha": 0.1},
+    "react": {"percentile": 0.95},
+    "scale": {"percentile": 0.5},
+    "ash": {"percentile": 0.5},
     "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},
@@ -53,17 +60,20 @@ OTHER_SETTINGS = {
 """Away from the defaults, for scores that have settings."""
 QUICK = {"head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)}}
 """Instead of the defaults, for scores that learn for seconds."""
-TOLERANCE = {"head": 1e-5}
-"""Of what is computed from the same rows in other company: a network in float32 sums in another order."""
+TOLERANCE = {"head": 1e-5, "residual": 1e-5, "vim": 1e-3}
+"""Of what is computed from the same rows in other company: products in float32 sum in another order, and
+the values of ViM cross zero."""
+NOT_OF_CLASSES = {"residual", "ash"}
+"""Scores to which a tie of classes means nothing, or not with eight features, of which one is kept."""
 COUNTS = {"variation_ratio"}
 """Scores that count something small, so that many rows are equal."""
 
 
 def data(n: int, seed: int = 0) -> Table:
-    """Rows of six classes: features around their class's direction, logits from them, some labels wrong."""
+    """Rows of six classes: features around their class's direction, none negative; their logits; some labels wrong."""
     generator = torch.Generator().manual_seed(seed)
     label = torch.randint(C, (n,), generator=generator)
-    feature = torch.eye(C, D)[label] * 3 + torch.randn(n, D, generator=generator)
+    feature = (torch.eye(C, D)[label] * 3 + torch.randn(n, D, generator=generator)).relu()
     logit = 2 * feature[:, :C] + 0.3 * torch.randn(n, C, generator=generator)
     table = Table(feature=feature, logit=logit, label=label, loss=F.cross_entropy(logit, label, reduction="none"))
     return with_gradients(with_members(table, logit[:, None] + torch.randn(n, 5, C, generator=generator)))
@@ -224,6 +234,8 @@ def test_arrays_and_lists_are_as_good_as_tensors(fitted):
 
 
 def test_a_confident_row_scores_lower_than_an_ambiguous_one(fitted):
+    if fitted.name in NOT_OF_CLASSES:
+        pytest.skip("by design")
     # One class far ahead, in the middle of its cluster, against two that tie, between the clusters. There, the members
     # of an ensemble are for the one or the other in turn.
     feature = torch.zeros(2, D)

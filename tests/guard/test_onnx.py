@@ -15,10 +15,16 @@ from dubito.guard.combination import Combination, quantiles
 from dubito.guard.onnx import GuardModule
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
+    ASH,
+    FDBD,
+    GEN,
+    NCI,
+    SCALE,
     Density,
     Energy,
     Entropy,
     GradNorm,
+    KLMatching,
     LastLayerGradient,
     Mahalanobis,
     Margin,
@@ -26,9 +32,12 @@ from dubito.scores import (
     MaxProbability,
     MentalModel,
     Neighbours,
+    ReAct,
     REGrad,
+    Residual,
     ScaledEntropy,
     Temperature,
+    ViM,
 )
 from dubito.table import Table
 from dubito.types import Score
@@ -67,6 +76,15 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
         Mahalanobis(),
         Mahalanobis(relative=True),
         Neighbours(k=3),
+        GEN(top=3),
+        KLMatching(),
+        Residual(),
+        ViM(alpha=2.0),
+        FDBD(),
+        NCI(),
+        ReAct(),
+        SCALE(),
+        ASH(0.5),
         Density(2, start="free"),
         Density(2, "tied", start="free"),
         Density(2, "diagonal", "log", start="free"),

@@ -12,6 +12,7 @@ from dubito.scores import (
     Neighbours,
     REGrad,
     Temperature,
+    _last_layer,
     available_scores,
     default_density,
 )
@@ -19,7 +20,11 @@ from dubito.scores.available import default_score, why_not_comparable
 from dubito.scores.density import QUICK
 from dubito.table import Provenance, Table
 
-LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"}
+LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"} | {
+    *("kl_matching", "residual", "vim", "fdbd", "nci", "react"),
+}
+REFUSED = {"scale", "ash"}
+"""They learn too, but not from features with negative values."""
 
 
 def images(n: int, seed: int = 0, **columns: torch.Tensor) -> Table:
@@ -56,7 +61,7 @@ def test_all_that_the_columns_allow_and_reasons_for_the_others():
     result = available_scores(images(80))
     assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(result.scores)
     assert result.left_out["neighbours"] == "it learns from feature: give other in-distribution images to fit on"
-    assert set(result.unfitted) == LEARNED
+    assert set(result.unfitted) == LEARNED | REFUSED
     assert result.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
     assert {"regrad", "mutual_information", "perturbation_variance"} <= set(result.not_extracted)
     assert result.left_out["head"].startswith("no head ships for the model of the table")
@@ -67,6 +72,29 @@ def test_those_that_learn_are_fitted():
     result = available_scores(images(80), images(80, 1))
     assert set(result.scores) >= LEARNED
     assert set(result.fit_seconds) == LEARNED
+    assert {name for name, why in result.left_out.items() if "hardly any of them negative" in why} == REFUSED
+
+
+def test_scores_for_ood_images_alone_can_be_left_out():
+    result = available_scores(images(80), images(80, 1), ood_only=False)
+    assert {"temperature", "neighbours", "gen"} <= set(result.scores)
+    left = {"kl_matching", "residual", "vim", "fdbd", "nci", "react", "scale", "ash"}
+    assert not left & set(result.scores)
+    assert {result.left_out[name] for name in left} == {"it is designed to find OOD images alone; name it to use it"}
+    named = available_scores(images(80), images(80, 1), names=["vim"], ood_only=False)
+    assert set(named.scores) == {"vim"}
+
+
+def test_the_last_layer_is_recovered_once_for_all_scores(monkeypatch):
+    calls = []
+    recover = _last_layer.linear_logits
+    monkeypatch.setattr(_last_layer, "linear_logits", lambda pairs: calls.append(1) or recover(pairs))
+    table = images(80, 1)
+    result = available_scores(images(80), table)
+    assert {"mental", "residual", "vim", "fdbd", "react"} <= set(result.scores)
+    assert len(calls) == 1
+    available_scores(images(80), table)  # nothing is kept: the table may have been changed
+    assert len(calls) == 2
     assert all(score.is_fitted for score in result.scores.values())
 
 

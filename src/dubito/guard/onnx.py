@@ -35,10 +35,19 @@ from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelE
 from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT, fixed_input
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
+from dubito.scores.ash import ash
+from dubito.scores.fdbd import fdbd
 from dubito.scores.gaussians import squared_distances
+from dubito.scores.gen import gen
+from dubito.scores.kl_matching import kl_matching
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
+from dubito.scores.nci import nci
+from dubito.scores.react import react
+from dubito.scores.residual import residual_norm
+from dubito.scores.scale import scale
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
+from dubito.scores.vim import vim
 from dubito.storage import export, to_path
 from dubito.types import Score
 
@@ -236,6 +245,8 @@ _OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
     scores.MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
     scores.Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
     scores.ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
+    scores.GEN: lambda score: lambda _z, logits: gen(logits, score.gamma, score.top),
+    scores.KLMatching: lambda score: lambda _z, logits: kl_matching(logits, score.log_typical_),
 }
 _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.GradNorm: lambda score: lambda z, logits: -grad_norm(z, logits, bias=score.bias),
@@ -244,6 +255,13 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
     scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
     scores.Density: lambda score: lambda z, _: -_log_density(z.double(), score),
+    scores.Residual: lambda score: lambda z, _: residual_norm(z, score.origin_, score.residual_),
+    scores.ViM: lambda one: lambda z, y: vim(residual_norm(z, one.origin_, one.residual_), y, one.alpha_),
+    scores.FDBD: lambda score: lambda z, y: fdbd(z, y, score.mean_, score.share_),
+    scores.NCI: lambda score: lambda z, y: nci(z, y, score.mean_, score.mean_logit_, score.alpha_),
+    scores.ReAct: lambda score: lambda z, _: react(z, score.weight_, score.bias_, score.threshold_),
+    scores.SCALE: lambda score: lambda z, y: scale(z, y, score.bias_, score.percentile),
+    scores.ASH: lambda score: lambda z, _: ash(z, score.weight_, score.bias_, score.percentile),
 }
 WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperature.name, scores.UncertaintyHead.name)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""

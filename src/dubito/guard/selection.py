@@ -239,8 +239,9 @@ def fitted_scores(
 ) -> tuple[dict[str, Score], list[str]]:
     """Scores that are ready for tables like the reference, and the names of those that may make the uncertainty.
 
-    These are the user's, or all that the columns allow. Those that learn do so from `train`, else from the reference
-    images; a temperature always from these, because images that a model was trained on do not show its overconfidence.
+    These are the user's, or all that the columns allow, except for those that are designed for OOD images alone.
+    Those that learn do so from `train`, else from the reference images; a temperature always from these, because
+    images that a model was trained on do not show its overconfidence.
     With `novelty`, there is a density to measure it, which does not compete unless it is the user's. A head that ships
     measures the aleatoric uncertainty, but does not compete: nobody knows which images it has learned from. If they
     were those of the table, it would have memorised the calibration images, and the guarantee would not hold.
@@ -258,7 +259,7 @@ def fitted_scores(
                 name = "novelty" if Density.name in ready else Density.name
                 ready[name] = default_density(learn, by="Guard.fit", most=QUICK).fit(learn)
         return ready, candidates
-    ready = available_scores(reference, learn).scores
+    ready = available_scores(reference, learn, ood_only=False).scores
     if not ready:
         raise GuardError(
             f"Guard.fit: no score can be computed from {reference.name}, which has {', '.join(reference.columns)}. "

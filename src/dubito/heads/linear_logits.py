@@ -11,6 +11,7 @@ count their degrees of freedom, n - rank - 1 and n - 1: with hardly more rows th
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple, final
 
 import torch
@@ -27,6 +28,9 @@ _LARGEST_MISS = 0.2
 """Share of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
 _RANK = 1e-12
 """Directions with a smaller share of the largest variance are those of dead features."""
+_PANELS = 4
+_INDEPENDENT = 1e-9
+"""Features that keep a larger share, once what the others explain is taken off, are independent beyond doubt."""
 
 
 @final
@@ -73,17 +77,44 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
     total = 0.0
     for feature, logit in pairs():
         z, y = feature - z_mean, logit - y_mean
-        zz.addmm_(z.T, z)
+        add_gram(zz, z)
         zy.addmm_(z.T, y)
         total += float(y.square().sum())
-    values, vectors = torch.linalg.eigh(zz)
-    kept = values > _RANK * values.amax()
-    weight = ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous()
-    rank, left = int(kept.sum()), max(total - float((weight * zy.T).sum()), 0.0)
+    weight, rank = _solved(mirrored(zz), zy)
+    left = max(total - float((weight * zy.T).sum()), 0.0)
     missed = None
     if n > rank + 1:
         missed = math.sqrt((left / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0
     return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, missed)
+
+
+def _solved(zz: Float64[Tensor, "d d"], zy: Float64[Tensor, "d c"]) -> tuple[Float64[Tensor, "c d"], int]:
+    """The smallest W with W zz = zy^T, and the rank of zz."""
+    weight, alive = torch.zeros(zy.T.shape, dtype=torch.float64), zz.diagonal() > _RANK * zz.diagonal().amax()
+    # Cholesky takes a tenth of the time of eigenvalues, and serves unless features depend on each other.
+    factor, failed = torch.linalg.cholesky_ex(zz[alive][:, alive])
+    if (
+        not int(failed)
+        and bool(alive.any())
+        and float(factor.diagonal().amin()) ** 2 > _INDEPENDENT * zz.diagonal().amax()
+    ):
+        weight[:, alive] = torch.cholesky_solve(zy[alive], factor).T
+        return weight, int(alive.sum())
+    values, vectors = torch.linalg.eigh(zz)
+    kept = values > _RANK * values.amax()
+    return ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous(), int(kept.sum())
+
+
+def add_gram(upper: Float64[Tensor, "d d"], z: Float[Tensor, "n d"]) -> None:
+    """Add z^T z to the upper half of a matrix, in which the lower half is without meaning: 5/8 of the products."""
+    edges = torch.linspace(0, z.shape[1], _PANELS + 1).round().long().tolist()
+    for low, high in pairwise(edges):
+        upper[low:high, low:] += z[:, low:high].T @ z[:, low:]
+
+
+def mirrored(upper: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
+    """The symmetric matrix with this upper half."""
+    return upper.triu() + upper.triu(1).T
 
 
 def centred_layer(

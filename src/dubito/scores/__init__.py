@@ -1,8 +1,11 @@
 """Uncertainties from columns alone, one file per family; higher is always more uncertain."""
 
 from dubito.heads.score import UncertaintyHead
+from dubito.scores.ash import ASH
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
+from dubito.scores.fdbd import FDBD
+from dubito.scores.gen import GEN
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -12,16 +15,27 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.kl_matching import KLMatching
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
+from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.react import ReAct
 from dubito.scores.registry import SCORES, load_score, make_score, save_score
+from dubito.scores.residual import Residual
+from dubito.scores.scale import SCALE
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.tune import tune_regrad
+from dubito.scores.vim import ViM
 
 __all__ = [
+    "ASH",
+    "FDBD",
+    "GEN",
+    "NCI",
+    "SCALE",
     "SCORES",
     "AvailableScores",
     "Density",
@@ -29,6 +43,7 @@ __all__ = [
     "Entropy",
     "ExpectedEntropy",
     "GradNorm",
+    "KLMatching",
     "LastLayerGradient",
     "Mahalanobis",
     "Margin",
@@ -41,10 +56,13 @@ __all__ = [
     "PredictedGradient",
     "PredictiveEntropy",
     "REGrad",
+    "ReAct",
+    "Residual",
     "ScaledEntropy",
     "Temperature",
     "UncertaintyHead",
     "VariationRatio",
+    "ViM",
     "WeightedMutualInformation",
     "available_scores",
     "default_density",

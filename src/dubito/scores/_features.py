@@ -7,6 +7,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from dubito.errors import TableError
+from dubito.scores._last_layer import once
 from dubito.table import Table
 from dubito.types import Score, finite_batches
 
@@ -21,6 +22,18 @@ class ScoreOfFeatures(Score):
                 f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} "
                 f"in {batch.name}. Score a table of the same model."
             )
+
+
+def mean_feature(table: Table, *, by: str) -> Float64[Tensor, "d"]:
+    """The mean of the features of all rows, computed once for scores that share; see `_last_layer.sharing`."""
+
+    def mean() -> Tensor:
+        total = torch.zeros(table.shape("feature")[1], dtype=torch.float64)
+        for batch in finite_batches(table.batches("feature"), table.name, by=by):
+            total += batch.feature.sum(0, dtype=torch.float64)
+        return total / len(table)
+
+    return once("mean feature", table, mean)
 
 
 def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:

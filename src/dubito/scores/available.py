@@ -20,6 +20,7 @@ from typing import Any, final
 from dubito.errors import DubitoError, NotFittedError
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import entry_for
+from dubito.scores._last_layer import sharing
 from dubito.scores.density import QUICK, Density, default_density, describe_density
 from dubito.scores.neighbours import Neighbours, neighbours_among
 from dubito.scores.registry import SCORES, make_score
@@ -51,6 +52,7 @@ class AvailableScores:
     remarks: list[str] = field(default_factory=list)
 
 
+@sharing()
 def available_scores(
     table: Table,
     fit: Table | None = None,
@@ -58,6 +60,7 @@ def available_scores(
     names: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     head: bool = True,
+    ood_only: bool = True,
 ) -> AvailableScores:
     """Every registered score that the columns of a table allow, ready to score it.
 
@@ -67,6 +70,7 @@ def available_scores(
         names: The scores to make; what cannot be made is an error then. By default all that there are.
         settings: By name of a score, the settings to make it with; what cannot be made is an error then.
         head: Whether to use the uncertainty head that ships for the model of the table, if there is one.
+        ood_only: Whether to make scores that are designed to find OOD images alone, if none are named.
 
     >>> available_scores(Table(logit=[[1.0, 0.0]]), names=["entropy", "energy"]).scores
     {'entropy': Entropy(), 'energy': Energy(temperature=1.0)}
@@ -78,6 +82,9 @@ def available_scores(
                 _add_head(available, table)
             continue
         strict = names is not None or name in chosen
+        if SCORES[name].ood_only and not (ood_only or strict):
+            available.left_out[name] = "it is designed to find OOD images alone; name it to use it"
+            continue
         for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():
             try:
                 _add(available, shown, make_score(name, **options), table, fit, strict=strict)

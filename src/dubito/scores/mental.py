@@ -10,7 +10,6 @@ and so shows the two parts of a confidence: how strong the features are, and how
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -19,12 +18,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.cache.disk import model_identity
-from dubito.errors import ModelError, TableError
-from dubito.heads.linear_logits import linear_logits
+from dubito.errors import ModelError
 from dubito.scores._features import ScoreOfFeatures
+from dubito.scores._last_layer import last_layer
 from dubito.table import Table
-from dubito.types import Classifier, finite_batches
-from dubito.validate import check_rows
+from dubito.types import Classifier
 
 
 def mental_log_odds(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
@@ -73,20 +71,9 @@ class MentalModel(ScoreOfFeatures):
         return score
 
     def learn(self, table: Table) -> None:
-        """Least squares of the logits on the features, streaming."""
-        check_rows(table, by="mental.fit")
-
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in finite_batches(table.batches("feature", "logit"), table.name, by="mental.fit"):
-                yield batch.feature.double(), batch.logit.double()
-
-        layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
-        if layer.missed is None:
-            raise TableError(
-                f"mental.fit: weights of {layer.rank} independent features need more than {layer.rank + 1} rows; "
-                f"{table.name} has {layer.rows}. Fit on more images, or {instead}."
-            )
-        layer.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
+        """Least squares of the logits on the features."""
+        instead = "take the weights of the model itself: MentalModel.of(classifier)"
+        layer = last_layer(table, by="mental.fit", instead=instead)
         self.weights_ = _usable(layer.weight, f"mental.fit: the weights from {table.name}")
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:

@@ -18,7 +18,10 @@ from torch import Tensor
 from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.heads.recipe import as_recipe
 from dubito.heads.score import UncertaintyHead
+from dubito.scores.ash import ASH
 from dubito.scores.density import Density
+from dubito.scores.fdbd import FDBD
+from dubito.scores.gen import GEN
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -28,12 +31,18 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.kl_matching import KLMatching
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
+from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.react import ReAct
+from dubito.scores.residual import Residual
+from dubito.scores.scale import SCALE
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
+from dubito.scores.vim import ViM
 from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
@@ -42,6 +51,7 @@ from dubito.validate import check_choice
 _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (MaxProbability, Entropy, ScaledEntropy, Margin, MaxLogit, Energy, Temperature),
     (Neighbours, Density, Mahalanobis, MentalModel),
+    (GEN, KLMatching, Residual, ViM, FDBD, NCI, ReAct, SCALE, ASH),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
 )

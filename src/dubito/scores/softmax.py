@@ -145,10 +145,15 @@ class Energy(ScoreOfLogits):
 
 
 def check_two_classes(logits: Float[Tensor, "*n c"], by: str) -> Float[Tensor, "*n c"]:
-    """The logits in float64; ValueRangeError for a single class, whose softmax is always 1 and says nothing."""
+    """The logits in float64; ValueRangeError for a single class."""
+    refuse_one_class(logits, by)
+    return logits.double()
+
+
+def refuse_one_class(logits: Float[Tensor, "*n c"], by: str) -> None:
+    """Raise ValueRangeError for a single class, whose softmax is always 1 and says nothing."""
     if logits.shape[-1] < 2:
         raise ValueRangeError(
             f"{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. If the "
             f"model has one output for yes or no, add a second logit of zero."
         )
-    return logits.double()
