@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from dubito.errors import TableError
+from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import Score, finite_batches
+
+_AT_ONCE = 8192
 
 
 class ScoreOfFeatures(Score):
@@ -50,3 +52,34 @@ def means_of_classes(
         sums.index_add_(0, label, z)
         counts += torch.bincount(label, minlength=c)
     return sums / counts[:, None], counts
+
+
+def lengths(feature: Float[Tensor, "n d"], by: str) -> Float[Tensor, "n"]:
+    """The length of every row; ValueRangeError for a row that has no direction."""
+    norm: Tensor = torch.linalg.vector_norm(feature, dim=-1)
+    bad = ~torch.isfinite(norm) | (norm == 0)
+    if bool(bad.any()):
+        raise ValueRangeError(
+            f"{by}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
+            f"is not. Look at that image's feature."
+        )
+    return norm
+
+
+def unit_bank(table: Table, rows: Int64[Tensor, "b"] | None, by: str) -> Float[Tensor, "b d"]:
+    """Some rows of a table, all by default, at length one in float32."""
+    size = len(table) if rows is None else len(rows)
+    bank, features = torch.empty(size, table.shape("feature")[1]), table.select("feature")
+    for start in range(0, size, _AT_ONCE):
+        part = slice(start, min(start + _AT_ONCE, size))
+        # A slice of a table in memory is a view: nothing is copied but the quotient.
+        feature = features.rows(part if rows is None else rows[part]).feature
+        torch.div(feature, lengths(feature, by)[:, None], out=bank[part])
+    return bank
+
+
+def drawn(table: Table, size: int | None, seed: int) -> Int64[Tensor, "b"] | None:
+    """So many rows, drawn at random and in their order; None for all, where there are no more."""
+    if size is None or size >= len(table):
+        return None
+    return torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[:size].sort().values
