@@ -13,9 +13,13 @@ from dubito.scores.information import (
     WeightedMutualInformation,
 )
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.nnguide import NNGuide
+from dubito.scores.prototypes import Prototypes
 from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
@@ -30,16 +34,20 @@ __all__ = [
     "ExpectedEntropy",
     "GradNorm",
     "LastLayerGradient",
+    "LayerMahalanobis",
     "Mahalanobis",
+    "MahalanobisPP",
     "Margin",
     "MaxLogit",
     "MaxProbability",
     "MentalModel",
     "MutualInformation",
+    "NNGuide",
     "Neighbours",
     "PerturbationVariance",
     "PredictedGradient",
     "PredictiveEntropy",
+    "Prototypes",
     "REGrad",
     "ScaledEntropy",
     "Temperature",

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import Score, finite_batches
+from dubito.validate import check_rows
 
 _AT_ONCE = 8192
 
@@ -18,9 +19,9 @@ class ScoreOfFeatures(Score):
 
     def check_width(self, batch: Table, width: int) -> None:
         """Raise TableError for features of another width than those that were learned from."""
-        if batch.shape("feature")[1] != width:
+        if (got := batch.shape(self.needs[0])[1]) != width:
             raise TableError(
-                f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} "
+                f"{self.name}.score: features must be {width} wide, as in fit; got {got} "
                 f"in {batch.name}. Score a table of the same model."
             )
 
@@ -36,11 +37,16 @@ def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
 
 
 def labelled(
-    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor] = Tensor.double, *, by: str
+    table: Table,
+    classes: Int64[Tensor, "c"],
+    prepare: Callable[[Tensor], Tensor] = Tensor.double,
+    *,
+    by: str,
+    column: str = "feature",
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Prepared features (n, d), and where each row's label stands among the classes (n)."""
-    for batch in finite_batches(table.batches("feature", "label"), table.name, by=by):
-        yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
+    for batch in finite_batches(table.batches(column, "label"), table.name, by=by):
+        yield prepare(batch.whole(column)), torch.searchsorted(classes, batch.label)
 
 
 def means_of_classes(
@@ -52,6 +58,14 @@ def means_of_classes(
         sums.index_add_(0, label, z)
         counts += torch.bincount(label, minlength=c)
     return sums / counts[:, None], counts
+
+
+def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
+    """Which rows to hold out: a fifth, drawn at random; TableError where there are fewer than five."""
+    check_rows(table, by=by, least=5)
+    out = torch.zeros(len(table), dtype=torch.bool)
+    out[torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[: len(table) // 5]] = True
+    return out
 
 
 def lengths(feature: Float[Tensor, "n d"], by: str) -> Float[Tensor, "n"]:

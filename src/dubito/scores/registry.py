@@ -29,9 +29,13 @@ from dubito.scores.information import (
     WeightedMutualInformation,
 )
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.nnguide import NNGuide
+from dubito.scores.prototypes import Prototypes
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
@@ -42,6 +46,7 @@ from dubito.validate import check_choice
 _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (MaxProbability, Entropy, ScaledEntropy, Margin, MaxLogit, Energy, Temperature),
     (Neighbours, Density, Mahalanobis, MentalModel),
+    (MahalanobisPP, LayerMahalanobis, NNGuide, Prototypes),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
 )
