@@ -7,9 +7,10 @@ is a pixel of (n, c, h, w), a pixel of channels-last (n, h, w, c), or a token of
 it is. Which axis holds the channels is read from the layer's own weights: it is as long as one of them has outputs.
 
 By default, layers are the blocks of the network: modules inside a container (`nn.Sequential`, `nn.ModuleList`) that
-have parts and weights, of a class that occurs more than once, or beside such; of nested ones the outermost. These are the residual blocks of a ResNet, the
-encoder blocks of a transformer, the stages of a hierarchical one. Where no class occurs twice, all modules of that kind
-count; a network without any has its convolutions and linear layers, but for the last layer. The names and widths of the layers are in the notes of the probe.
+have parts and weights, of a class that occurs more than once, or beside such; of nested ones the outermost. These are
+the residual blocks of a ResNet, the encoder blocks of a transformer, the stages of a hierarchical one. Where no class
+occurs twice, all modules of that kind count; a network without any has its convolutions and linear layers, but for the
+last layer. The names and widths of the layers are in the notes of the probe.
 """
 
 from collections import Counter

@@ -10,10 +10,10 @@ lengths in fit: one factor for all rows, which changes no order, but keeps featu
 `regularisation` is stated.
 
 power="choose" takes the power with the smallest area under the risk-coverage curve on a fifth of the rows, held out:
-the risk is that the nearest class is not the label, the coverage that of small u. So it asks of in-distribution rows what
-u is for, to be larger where the Gaussians err; of equal powers it takes the largest. We do not use the likelihood
-of held-out rows, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - log ||z||) + log(1 - power): it
-is minus infinity at power 1, whatever the data, as lengths are lost there.
+the risk is that the nearest class is not the label, the coverage that of small u. So it asks of in-distribution rows
+what u is for, to be larger where the Gaussians err; of equal powers it takes the largest. The likelihood of held-out
+rows, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - log ||z||) + log(1 - power), cannot
+choose among all powers: it is minus infinity at power 1, whatever the data, as lengths are lost there.
 """
 
 from dataclasses import dataclass

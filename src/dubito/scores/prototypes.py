@@ -10,9 +10,9 @@
 A mean of few images is noisy by W / n_c. Under Gaussians, mu_c is its best estimate: the empirical Bayes estimate of a
 random-effects model (James & Stein 1961; Efron & Morris 1973), with B and W by the analysis of variance for unequal
 classes, n_0 = (n - sum_c n_c^2 / n) / (c - 1). l_c W / n_c is what remains uncertain about mu_c, so that t_c is the
-squared distance to expect of another image of the class, and u is about one for it. Without it, classes of fewer images
-would seem farther away. Distances to class means go back to Snell et al. 2017 (prototypical networks); the shrinkage and
-the typical distance are ours. W is the same for all classes: that of a class by itself is too noisy to help.
+squared distance to expect of another image of the class, and u is about one for it. Without it, classes of fewer
+images would seem farther away. Distances to class means go back to Snell et al. 2017 (prototypical networks); the
+shrinkage and the typical distance are ours. W is the same for all classes: that of a class by itself is too noisy.
 
 With one image in every class, W is unknown; prototypes are the images themselves, and u is the squared distance to the
 nearest one. Unlike a covariance, of d (d + 1) / 2 numbers, all of this can be estimated from two images per class.
