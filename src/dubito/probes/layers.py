@@ -81,7 +81,8 @@ class Layers:
             if model not in _SEEN:
                 model.features(x[:1])  # a model that has not seen a batch yet analyses itself first, in further passes
                 _SEEN.add(model)
-            parts, pooled = self._parts(model), {}
+            parts = self._parts(model)
+            pooled: dict[str, Tensor] = {}
             with ExitStack() as hooks:
                 for name, part in parts.items():
                     hooks.callback(part.register_forward_hook(_pool_into(pooled, name, len(x))).remove)
@@ -149,7 +150,9 @@ def blocks(module: nn.Module, last: nn.Module | None = None) -> dict[str, nn.Mod
         taken = not depths or kinds[type(part)] > 1 or name.count(".") in depths
         if taken and not any(name.startswith(f"{outer}.") for outer in chosen):
             chosen[name] = part
-    weighted = {name: part for name, part in module.named_modules() if isinstance(part, _WEIGHTED) and part is not last}
+    weighted: dict[str, nn.Module] = {
+        name: part for name, part in module.named_modules() if isinstance(part, _WEIGHTED) and part is not last
+    }
     return chosen or weighted
 
 

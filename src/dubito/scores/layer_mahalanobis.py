@@ -80,7 +80,7 @@ class LayerMahalanobis(ScoreOfFeatures):
         scatters = [ClassScatter(len(classes), width) for width in widths]
         logs = torch.zeros(len(widths), dtype=torch.float64)
         for z, label, held in _with_held(table, classes, out, by):
-            for number, part in enumerate(z[~held].split(widths, 1)):
+            for number, part in enumerate(torch.split(z[~held], widths, dim=1)):
                 rows, lengths = scaled(part, self.power, f"{by}: layer {number}")
                 scatters[number].add(rows, label[~held])
                 logs[number] += lengths.sum()
@@ -108,9 +108,10 @@ class LayerMahalanobis(ScoreOfFeatures):
     def _distances(self, z: Float64[Tensor, "n d"]) -> Float64[Tensor, "n l"]:
         """Squared, of every row to its nearest class in every layer."""
         widths = self.widths_.tolist()
-        factors = self.factors_.split([width**2 for width in widths])
+        factors = torch.split(self.factors_, [width**2 for width in widths])
+        pairs = zip(torch.split(z, widths, dim=1), torch.split(self.means_, widths, dim=1), strict=True)
         columns = []
-        for number, (part, means) in enumerate(zip(z.split(widths, 1), self.means_.split(widths, 1), strict=True)):
+        for number, (part, means) in enumerate(pairs):
             rows, _ = scaled(part, self.power, f"layer_mahalanobis: layer {number}")
             factor = factors[number].view(widths[number], widths[number])
             rows = rows * self.lengths_[number] ** self.power
