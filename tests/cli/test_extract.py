@@ -286,7 +286,7 @@ def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Pat
     for text, message in (
         (
             "tils",
-            "--probe: the name must be one of forward, pre_activation, layers, tiles, dropout, views, noise, gradient; ",
+            "--probe: the name must be one of forward, pre_activation, layers, tiles, dropout, views, noise, ",
         ),
         ("tils", "got 'tils'. Did you mean tiles?"),
         (
