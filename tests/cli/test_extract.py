@@ -284,7 +284,10 @@ def test_every_setting_of_the_gradient_probe(run: Run, images: Path, weights: Pa
 def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     for text, message in (
-        ("tils", "--probe: the name must be one of forward, pre_activation, tiles, dropout, views, noise, gradient; "),
+        (
+            "tils",
+            "--probe: the name must be one of forward, pre_activation, layers, tiles, dropout, views, noise, ",
+        ),
         ("tils", "got 'tils'. Did you mean tiles?"),
         (
             "tiles:grid=2",

@@ -44,6 +44,15 @@ OTHER_SETTINGS = {
     "react": {"percentile": 0.95},
     "scale": {"percentile": 0.5},
     "ash": {"percentile": 0.5},
+    "mahalanobis_pp": {"power": "choose", "relative": True, "regularisation": 1e-4, "seed": 3},
+    "layer_mahalanobis": {
+        "combine": "max",
+        "power": 0.5,
+        "regularisation": 1e-4,
+        "widths": (D, 5),
+        "seed": 3,
+    },
+    "nnguide": {"k": 3, "bank_size": 50, "seed": 7},
     "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},
@@ -58,13 +67,16 @@ OTHER_SETTINGS = {
     "head": {"width": 16, "depth": 1, "seed": 5, "recipe": Recipe(target="expected", batch=50, rows=12_000)},
 }
 """Away from the defaults, for scores that have settings."""
-QUICK = {"head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)}}
-"""Instead of the defaults, for scores that learn for seconds."""
 TOLERANCE = {"head": 1e-5, "residual": 1e-5, "vim": 1e-3}
 """Of what is computed from the same rows in other company: products in float32 sum in another order, and
 the values of ViM cross zero."""
 NOT_OF_CLASSES = {"residual", "ash"}
 """Scores to which a tie of classes means nothing, or not with eight features, of which one is kept."""
+QUICK = {
+    "head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)},
+    "layer_mahalanobis": {"widths": (D, 5)},
+}
+"""Instead of the defaults, for scores that learn for seconds, or whose column needs an explanation."""
 COUNTS = {"variation_ratio"}
 """Scores that count something small, so that many rows are equal."""
 
@@ -76,7 +88,7 @@ def data(n: int, seed: int = 0) -> Table:
     feature = (torch.eye(C, D)[label] * 3 + torch.randn(n, D, generator=generator)).relu()
     logit = 2 * feature[:, :C] + 0.3 * torch.randn(n, C, generator=generator)
     table = Table(feature=feature, logit=logit, label=label, loss=F.cross_entropy(logit, label, reduction="none"))
-    return with_gradients(with_members(table, logit[:, None] + torch.randn(n, 5, C, generator=generator)))
+    return with_layers(with_members(table, logit[:, None] + torch.randn(n, 5, C, generator=generator)))
 
 
 def with_members(table: Table, logits: torch.Tensor) -> Table:
@@ -88,6 +100,11 @@ def with_members(table: Table, logits: torch.Tensor) -> Table:
         spread.add(members)
         columns |= {name: stream.summary().float(), f"{name}_variance": spread.variance().float()}
     return table.extended(**columns)
+
+
+def with_layers(table: Table) -> Table:
+    """With what a gradient probe and a layers probe would write; the first layer is the feature, the second like it."""
+    return with_gradients(table.extended(layers=torch.cat([table.feature, 2 + table.feature[:, :5]], dim=1)))
 
 
 def with_gradients(table: Table) -> Table:
@@ -246,7 +263,7 @@ def test_a_confident_row_scores_lower_than_an_ambiguous_one(fitted):
     logit[1, :2] = 1.0
     members = logit[:, None].repeat(1, 5, 1)
     members[1] += torch.eye(C)[[0, 1, 0, 1, 0]]
-    table = with_gradients(with_members(Table(feature=feature, logit=logit), members))
+    table = with_layers(with_members(Table(feature=feature, logit=logit), members))
     sure, unsure = fitted.score(table).tolist()
     assert sure < unsure
 

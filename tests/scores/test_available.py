@@ -21,6 +21,7 @@ from dubito.scores.density import QUICK
 from dubito.table import Provenance, Table
 
 LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"} | {
+    *("mahalanobis_pp", "nnguide", "prototypes"),
     *("kl_matching", "residual", "vim", "fdbd", "nci", "react"),
 }
 REFUSED = {"scale", "ash"}

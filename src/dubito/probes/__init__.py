@@ -3,6 +3,7 @@
 from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward, base_probe
 from dubito.probes.gradient import Gradient
+from dubito.probes.layers import Layers
 from dubito.probes.members import EnsembleProbe, Members
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.registry import PROBES, make_probe, probe_settings, probes_for
@@ -15,6 +16,7 @@ __all__ = [
     "EnsembleProbe",
     "Forward",
     "Gradient",
+    "Layers",
     "Members",
     "Noise",
     "PreActivation",

@@ -12,6 +12,7 @@ from dubito.errors import MissingColumnError
 from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward
 from dubito.probes.gradient import Gradient
+from dubito.probes.layers import Layers
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.tiles import Tiles
 from dubito.probes.views import Noise, Views
@@ -21,7 +22,7 @@ from dubito.table.views import MEMBERS
 from dubito.types import Probe
 from dubito.validate import check_choice
 
-_KINDS: Sequence[Any] = (Forward, PreActivation, Tiles, Dropout, Views, Noise, Gradient)
+_KINDS: Sequence[Any] = (Forward, PreActivation, Layers, Tiles, Dropout, Views, Noise, Gradient)
 PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """What makes each probe that plain values can configure. Ensembles of models are made in Python: `Members(models)`."""
 _UNRECORDED = ("tiles", "pre_activation")
@@ -136,6 +137,7 @@ _declare("augmented", "epoch|image_index", "an extraction of augmented epochs (e
 _declare(
     "pre_activation", "(?P<name>pre_activation)", "the pre-activation probe", "PreActivation()", ignored=("dtype",)
 )
+_declare("layers", "(?P<name>layers)", "the layers probe", "Layers()", ignored=("dtype",))
 _declare_ensemble("tiles", "the tiles probe", "Tiles()", pattern=r"(?P<probe>tiles)_\d+")
 _EITHER = ', with keep="logits", or by dubito.ensemble(tables) of one table per model'
 _declare_ensemble(MEMBERS, "the probe of several models", "Members(models)", logit=_EITHER)

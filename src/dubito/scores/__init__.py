@@ -17,11 +17,15 @@ from dubito.scores.information import (
 )
 from dubito.scores.kl_matching import KLMatching
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.react import ReAct
+from dubito.scores.nnguide import NNGuide
+from dubito.scores.prototypes import Prototypes
 from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.residual import Residual
 from dubito.scores.scale import SCALE
@@ -45,16 +49,20 @@ __all__ = [
     "GradNorm",
     "KLMatching",
     "LastLayerGradient",
+    "LayerMahalanobis",
     "Mahalanobis",
+    "MahalanobisPP",
     "Margin",
     "MaxLogit",
     "MaxProbability",
     "MentalModel",
     "MutualInformation",
+    "NNGuide",
     "Neighbours",
     "PerturbationVariance",
     "PredictedGradient",
     "PredictiveEntropy",
+    "Prototypes",
     "REGrad",
     "ReAct",
     "Residual",

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from dubito.errors import TableError
+from dubito.errors import TableError, ValueRangeError
 from dubito.scores._last_layer import once
 from dubito.table import Table
 from dubito.types import Score, finite_batches
+from dubito.validate import check_rows
+
+_AT_ONCE = 8192
 
 
 class ScoreOfFeatures(Score):
@@ -17,9 +20,9 @@ class ScoreOfFeatures(Score):
 
     def check_width(self, batch: Table, width: int) -> None:
         """Raise TableError for features of another width than those that were learned from."""
-        if batch.shape("feature")[1] != width:
+        if (got := batch.shape(self.needs[0])[1]) != width:
             raise TableError(
-                f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} "
+                f"{self.name}.score: features must be {width} wide, as in fit; got {got} "
                 f"in {batch.name}. Score a table of the same model."
             )
 
@@ -47,11 +50,16 @@ def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
 
 
 def labelled(
-    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor] = Tensor.double, *, by: str
+    table: Table,
+    classes: Int64[Tensor, "c"],
+    prepare: Callable[[Tensor], Tensor] = Tensor.double,
+    *,
+    by: str,
+    column: str = "feature",
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Prepared features (n, d), and where each row's label stands among the classes (n)."""
-    for batch in finite_batches(table.batches("feature", "label"), table.name, by=by):
-        yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
+    for batch in finite_batches(table.batches(column, "label"), table.name, by=by):
+        yield prepare(batch.whole(column)), torch.searchsorted(classes, batch.label)
 
 
 def means_of_classes(
@@ -63,3 +71,42 @@ def means_of_classes(
         sums.index_add_(0, label, z)
         counts += torch.bincount(label, minlength=c)
     return sums / counts[:, None], counts
+
+
+def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
+    """Which rows to hold out: a fifth, drawn at random; TableError where there are fewer than five."""
+    check_rows(table, by=by, least=5)
+    out = torch.zeros(len(table), dtype=torch.bool)
+    out[torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[: len(table) // 5]] = True
+    return out
+
+
+def lengths(feature: Float[Tensor, "n d"], by: str) -> Float[Tensor, "n"]:
+    """The length of every row; ValueRangeError for a row that has no direction."""
+    norm: Tensor = torch.linalg.vector_norm(feature, dim=-1)
+    bad = ~torch.isfinite(norm) | (norm == 0)
+    if bool(bad.any()):
+        raise ValueRangeError(
+            f"{by}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
+            f"is not. Look at that image's feature."
+        )
+    return norm
+
+
+def unit_bank(table: Table, rows: Int64[Tensor, "b"] | None, by: str) -> Float[Tensor, "b d"]:
+    """Some rows of a table, all by default, at length one in float32."""
+    size = len(table) if rows is None else len(rows)
+    bank, features = torch.empty(size, table.shape("feature")[1]), table.select("feature")
+    for start in range(0, size, _AT_ONCE):
+        part = slice(start, min(start + _AT_ONCE, size))
+        # A slice of a table in memory is a view: nothing is copied but the quotient.
+        feature = features.rows(part if rows is None else rows[part]).feature
+        torch.div(feature, lengths(feature, by)[:, None], out=bank[part])
+    return bank
+
+
+def drawn(table: Table, size: int | None, seed: int) -> Int64[Tensor, "b"] | None:
+    """So many rows, drawn at random and in their order; None for all, where there are no more."""
+    if size is None or size >= len(table):
+        return None
+    return torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[:size].sort().values

@@ -158,12 +158,12 @@ class Maximiser:
                 rows = (shares[:, k] > NEGLIGIBLE).nonzero()[:, 0]
                 near, share = z[rows] - mean, shares[rows, k]
                 self._firsts[k] += share @ near
-                _add_products(self._seconds[k], near.mul_(share.sqrt()[:, None]))
+                add_products(self._seconds[k], near.mul_(share.sqrt()[:, None]))
             return
         z = z - self._middle
         self._firsts.addmm_(shares.T, z)
         if self.covariance == "tied":
-            _add_products(self._seconds, z * shares.sum(1, keepdim=True).sqrt())
+            add_products(self._seconds, z * shares.sum(1, keepdim=True).sqrt())
         else:
             self._seconds.addmm_(shares.T, z.square())
 
@@ -178,11 +178,11 @@ class Maximiser:
                 if before is not None and bool(lost[k]):
                     products.copy_(before.factors[k])
                     continue
-                covariance = _mirrored(products).div_(counts[k]).sub_(torch.outer(shifts[k], shifts[k]))
+                covariance = mirrored(products).div_(counts[k]).sub_(torch.outer(shifts[k], shifts[k]))
                 products.copy_(self._factor(covariance, f"component {k}"))
         elif self.covariance == "tied":
             between = (shifts * self._counts[:, None]).T @ shifts
-            covariance = (_mirrored(self._seconds) - between).div_(self._counts.sum())
+            covariance = (mirrored(self._seconds) - between).div_(self._counts.sum())
             factors = self._factor(covariance, "all components")
         else:
             variances = (self._seconds / counts[:, None] - shifts.square()).clamp_(min=0) + self.regularisation
@@ -288,14 +288,14 @@ def _full(z: Float64[Tensor, "n d"], mixture: Mixture) -> Float64[Tensor, "n k"]
     return joint
 
 
-def _add_products(sums: Float64[Tensor, "d d"], z: Float64[Tensor, "n d"]) -> None:
-    """Add z^T z, its upper part alone: the lower one is the same."""
+def add_products(sums: Float64[Tensor, "d d"], z: Float64[Tensor, "n d"]) -> None:
+    """Add z^T z, its upper part alone: `mirrored` completes it."""
     for start in range(0, z.shape[1], CHUNK):
         stop = min(start + CHUNK, z.shape[1])
         sums[:stop, start:stop].addmm_(z[:, :stop].T, z[:, start:stop])
 
 
-def _mirrored(sums: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
+def mirrored(sums: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
     """Both parts, from the upper one."""
     upper: Tensor = sums.triu()
     return upper + upper.triu(1).T

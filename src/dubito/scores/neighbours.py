@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
-from dubito.scores._features import ScoreOfFeatures
+from dubito.errors import TableError
+from dubito.scores._features import ScoreOfFeatures, drawn, lengths, unit_bank
 from dubito.table import Table
 from dubito.validate import check_number, check_seed
 
-_AT_ONCE = 8192
 _BANK = 5000
 """Of a larger table, so many images drawn at random stand for the others."""
 
@@ -64,19 +63,15 @@ class Neighbours(ScoreOfFeatures):
         size = len(table) if self.bank_size is None else min(self.bank_size, len(table))
         hint = f"The bank has {size} rows: fit on more images or choose a smaller k."
         check_number(self.k, f"[1, {size}]", by="neighbours.fit", what="k", whole=True, hint=hint, error=TableError)
-        keep = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
-        bank = torch.empty(size, table.shape("feature")[1])
-        for start in range(0, size, _AT_ONCE):
-            rows = keep[start : start + _AT_ONCE]
-            bank[start : start + len(rows)] = _normalised(table.select("feature").rows(rows).feature, "fit")
-        self.bank_ = bank
+        self.bank_ = unit_bank(table, drawn(table, self.bank_size, self.seed), "neighbours.fit")
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="neighbours.score", what="k", whole=True, hint=hint, error=TableError)
-        return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
+        feature = batch.feature
+        return kth_distance(feature / lengths(feature, "neighbours.score")[:, None], self.bank_, self.k)
 
 
 def neighbours_among(table: Table, k: int = 10) -> Neighbours:
@@ -86,15 +81,3 @@ def neighbours_among(table: Table, k: int = 10) -> Neighbours:
     """
     # One more than the neighbour: the nearest image of each is itself.
     return Neighbours(k=min(k + 1, len(table), _BANK), bank_size=_BANK).fit(table)
-
-
-def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:
-    norm = torch.linalg.vector_norm(feature, dim=-1)
-    bad = ~torch.isfinite(norm) | (norm == 0)
-    if bool(bad.any()):
-        raise ValueRangeError(
-            f"neighbours.{verb}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
-            f"is not. Look at that image's feature."
-        )
-    normalised: Tensor = (feature / norm[:, None]).float()
-    return normalised

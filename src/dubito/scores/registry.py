@@ -33,13 +33,17 @@ from dubito.scores.information import (
 )
 from dubito.scores.kl_matching import KLMatching
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.react import ReAct
 from dubito.scores.residual import Residual
 from dubito.scores.scale import SCALE
+from dubito.scores.nnguide import NNGuide
+from dubito.scores.prototypes import Prototypes
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.vim import ViM
@@ -52,6 +56,7 @@ _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (MaxProbability, Entropy, ScaledEntropy, Margin, MaxLogit, Energy, Temperature),
     (Neighbours, Density, Mahalanobis, MentalModel),
     (GEN, KLMatching, Residual, ViM, FDBD, NCI, ReAct, SCALE, ASH),
+    (MahalanobisPP, LayerMahalanobis, NNGuide, Prototypes),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
 )
