@@ -37,6 +37,7 @@ OTHER_SETTINGS = {
         "nonlinearity": "after",
     },
     "mahalanobis": {"relative": True, "regularisation": 1e-4},
+    "laplace": {"structure": "diagonal", "prior_precision": 3.0},
     "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},

@@ -12,6 +12,7 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.laplace import Laplace
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
@@ -29,6 +30,7 @@ __all__ = [
     "Entropy",
     "ExpectedEntropy",
     "GradNorm",
+    "Laplace",
     "LastLayerGradient",
     "Mahalanobis",
     "Margin",

@@ -28,6 +28,7 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.laplace import Laplace
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
@@ -44,6 +45,7 @@ _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (Neighbours, Density, Mahalanobis, MentalModel),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
+    (Laplace,),
 )
 """A new score is one more name in this list."""
 SCORES = {score.name: score for family in _FAMILIES for score in family}
