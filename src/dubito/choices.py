@@ -42,6 +42,8 @@ Start = Literal["class", "free"]
 
 LaplaceStructure = Literal["kron", "diagonal", "full"]
 """How much of the last layer's posterior precision is kept."""
+DeupInput = Literal["feature", "density", "variance"]
+"""What an error predictor reads: features, how rare they are, and what the last layer's posterior leaves open."""
 Aleatoric = Literal["none", "entropy"]
 """What is subtracted from a predicted loss: nothing, or the entropy of the prediction."""
 

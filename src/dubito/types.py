@@ -209,6 +209,8 @@ class Score(ABC):
     """Whether it is a score of an ensemble, made once for each that a table has (setting `of`)."""
     own_probe: ClassVar[bool] = False
     """Whether it reads columns of an optional probe, so that nobody misses it where that probe has not run."""
+    named_only: ClassVar[str | None] = None
+    """Why it is made only where it is named, such as that it learns for minutes; None for a score that always is."""
     provenance_: Provenance | None = None
     from_file_: bool = False
 

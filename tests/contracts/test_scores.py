@@ -38,6 +38,15 @@ OTHER_SETTINGS = {
     },
     "mahalanobis": {"relative": True, "regularisation": 1e-4},
     "laplace": {"structure": "diagonal", "prior_precision": 3.0},
+    "vbll": {"prior_precision": 2.0, "epochs": 30, "lr": 0.05, "tolerance": 0.2, "seed": 3},
+    "deup": {
+        "inputs": ("feature", "density"),
+        "aleatoric": "none",  # less the entropy, images that are known to be ambiguous have lower values
+        "width": 16,
+        "depth": 1,
+        "seed": 5,
+        "recipe": Recipe(loss="l2", batch=50, rows=12_000),
+    },
     "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},
@@ -52,9 +61,13 @@ OTHER_SETTINGS = {
     "head": {"width": 16, "depth": 1, "seed": 5, "recipe": Recipe(target="expected", batch=50, rows=12_000)},
 }
 """Away from the defaults, for scores that have settings."""
-QUICK = {"head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)}}
+QUICK = {
+    "head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)},
+    "deup": {"width": 16, "recipe": Recipe(loss="log_l2", batch=50, rows=12_000)},
+    "vbll": {"epochs": 100},
+}
 """Instead of the defaults, for scores that learn for seconds."""
-TOLERANCE = {"head": 1e-5}
+TOLERANCE = {"head": 1e-5, "deup": 1e-4}
 """Of what is computed from the same rows in other company: a network in float32 sums in another order."""
 COUNTS = {"variation_ratio"}
 """Scores that count something small, so that many rows are equal."""

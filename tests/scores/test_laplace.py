@@ -1,4 +1,4 @@
-"""Last-layer Laplace: by hand, against the Hessian by autograd and sampled posteriors, and what it does not depend on."""
+"""Last-layer Laplace: by hand, against the Hessian by autograd and samples, and what it does not depend on."""
 
 import math
 

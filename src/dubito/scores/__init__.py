@@ -3,6 +3,7 @@
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
+from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -21,9 +22,12 @@ from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.tune import tune_regrad
+from dubito.scores.vbll import VBLL
 
 __all__ = [
+    "DEUP",
     "SCORES",
+    "VBLL",
     "AvailableScores",
     "Density",
     "Energy",

@@ -4,7 +4,7 @@
     u(x)     = I[y; theta] ~ 1/2 tr(F S),   S = cov_q(logits)
 
 Daxberger et al. 2021 (arXiv 2106.14806), Kristiadi et al. 2020 (arXiv 2002.10118). theta = (W, b) is the classifying
-layer, the sum over the rows of fit is the generalised Gauss-Newton matrix of the cross-entropy (it needs no labels), and
+layer. The sum over the rows of fit is the generalised Gauss-Newton matrix of the cross-entropy, which needs no labels;
 tau is the precision of the prior N(0, I / tau) on weights and bias. Three structures of H:
 
     kron       n B (x) A + tau I,   A = mean of x x^T,   B = mean of F                    (the default)
@@ -104,8 +104,8 @@ def evidence_precision(eigenvalues: Float[Tensor, "..."], norm: float) -> float:
     tau = math.exp((low + high) / 2)
     if not 2 * _SMALLEST < tau < _LARGEST / 2:
         raise ValueRangeError(
-            f"laplace.fit: the evidence has no maximum for a prior precision from {_SMALLEST:g} to {_LARGEST:g}, as when "
-            f"every prediction is certain. Look at the logits, or pass prior_precision=1.0."
+            f"laplace.fit: the evidence has no maximum for a prior precision from {_SMALLEST:g} to {_LARGEST:g}, as "
+            f"when every prediction is certain. Look at the logits, or pass prior_precision=1.0."
         )
     return tau
 
@@ -201,7 +201,7 @@ def _squared_norm(table: Table, by: str) -> float:
 
 
 def _rows(table: Table, by: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """x (n, e) and p (n, c), block by block."""
+    """Inputs x (n, e) and probabilities (n, c), block by block."""
     for batch in finite_batches(table.batches("feature", "logit"), table.name, by=by):
         yield _with_one(batch.feature), check_two_classes(batch.logit, by).softmax(-1)
 

@@ -19,6 +19,7 @@ from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.heads.recipe import as_recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.density import Density
+from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -35,6 +36,7 @@ from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
+from dubito.scores.vbll import VBLL
 from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
@@ -45,7 +47,7 @@ _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (Neighbours, Density, Mahalanobis, MentalModel),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
-    (Laplace,),
+    (Laplace, VBLL, DEUP),
 )
 """A new score is one more name in this list."""
 SCORES = {score.name: score for family in _FAMILIES for score in family}
