@@ -15,10 +15,12 @@ from dubito.guard.combination import Combination, quantiles
 from dubito.guard.onnx import GuardModule
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
+    VBLL,
     Density,
     Energy,
     Entropy,
     GradNorm,
+    Laplace,
     LastLayerGradient,
     Mahalanobis,
     Margin,
@@ -66,6 +68,9 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
         MentalModel(),
         Mahalanobis(),
         Mahalanobis(relative=True),
+        Laplace(),
+        Laplace("diagonal"),
+        VBLL(epochs=60),
         Neighbours(k=3),
         Density(2, start="free"),
         Density(2, "tied", start="free"),

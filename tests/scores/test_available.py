@@ -19,7 +19,7 @@ from dubito.scores.available import default_score, why_not_comparable
 from dubito.scores.density import QUICK
 from dubito.table import Provenance, Table
 
-LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"}
+LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental", "laplace"}
 
 
 def images(n: int, seed: int = 0, **columns: torch.Tensor) -> Table:

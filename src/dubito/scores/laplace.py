@@ -162,12 +162,16 @@ class Laplace(ScoreOfFeatures):
                 f"laplace.score: logits must be of {c} classes, as in fit; got {batch.shape('logit')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
-        x = _with_one(batch.feature)
+        return self.information(batch.feature, batch.logit)
+
+    def information(self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n"]:
+        """The same from features and logits, unchecked."""
+        x = _with_one(feature)
         if self.structure == "full":
-            return self._of_full(x, batch.logit)
+            return self._of_full(x, logits)
         x = x @ self.basis_ if len(self.basis_) else x
-        variances = x.square_() @ (self.curvature_ + self.precision_).reciprocal_().T
-        return logit_information(batch.logit, variances, self.outputs_ if len(self.outputs_) else None)
+        variances = x.square() @ (self.curvature_ + self.precision_).reciprocal().T
+        return logit_information(logits, variances, self.outputs_ if len(self.outputs_) else None)
 
     def _of_full(self, x: Float64[Tensor, "n e"], logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n"]:
         """Every eigenvector of H moves the logits of a row in a direction of its own."""
@@ -189,7 +193,7 @@ def _squared_norm(table: Table, by: str) -> float:
     count = min(len(table), max(_ROWS, 4 * table.shape("feature")[1]))
     chosen = torch.arange(count) * (len(table) - 1) // max(count - 1, 1)
     some = table.select("feature", "logit")
-    blocks = chosen.split(2048)
+    blocks = torch.split(chosen, 2048)
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in finite_batches((some.rows(rows) for rows in blocks), table.name, by=by):

@@ -106,19 +106,24 @@ class VBLL(ScoreOfFeatures):
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """The information in nats, in closed form."""
-        mean, variance = self._logits(batch)
-        return logit_information(mean / (1 + math.pi / 8 * variance).sqrt_(), variance)
+        self.check_width(batch, len(self.shift_))
+        return self.information(batch.feature)
+
+    def information(self, feature: Float[Tensor, "n d"]) -> Float64[Tensor, "n"]:
+        """The same from features, unchecked."""
+        mean, variance = self._logits(feature)
+        return logit_information(mean / (1 + math.pi / 8 * variance).sqrt(), variance)
 
     def probabilities(self, table: Table) -> Float64[Tensor, "n c"]:
         """The prediction for every row, with a column for each of `classes_`: softmax(m / sqrt(1 + pi v / 8))."""
         self.check_fitted()
-        parts = [self._logits(batch) for batch in finite_batches(table.batches("feature"), table.name, by="vbll")]
+        batches = finite_batches(table.batches("feature"), table.name, by="vbll.probabilities")
+        parts = [self._logits(batch.feature) for batch in batches]
         return torch.cat([(mean / (1 + math.pi / 8 * variance).sqrt_()).softmax(1) for mean, variance in parts])
 
-    def _logits(self, batch: Table) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:
+    def _logits(self, feature: Float[Tensor, "n d"]) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:
         """Mean and variance."""
-        self.check_width(batch, len(self.shift_))
-        x = _with_one((batch.feature.double() - self.shift_) / self.scale_)
+        x = _with_one((feature.double() - self.shift_) / self.scale_)
         return x @ self.mean_.T, x.square() @ self.variance_.T
 
     def _train(
