@@ -40,6 +40,13 @@ Nonlinearity = Literal["after", "before"]
 Start = Literal["class", "free"]
 """Where a density's Gaussians begin: at the classes, or at clusters without labels."""
 
+LaplaceStructure = Literal["kron", "diagonal", "full"]
+"""How much of the last layer's posterior precision is kept."""
+DeupInput = Literal["feature", "density", "variance"]
+"""What an error predictor reads: features, how rare they are, and what the last layer's posterior leaves open."""
+Aleatoric = Literal["none", "entropy"]
+"""What is subtracted from a predicted loss: nothing, or the entropy of the prediction."""
+
 WeighedBy = Literal["logsumexp", "sum"]
 """What makes a member of an ensemble count more: the log-sum-exp of its logits, or their sum."""
 WeighedOver = Literal["input", "pooled"]

@@ -211,6 +211,8 @@ class Score(ABC):
     """Whether it reads columns of an optional probe, so that nobody misses it where that probe has not run."""
     ood_only: ClassVar[bool] = False
     """Whether it is designed to find OOD images alone, so that a guard, which looks for errors, tries it on request."""
+    named_only: ClassVar[str | None] = None
+    """Why it is made only where it is named, such as that it learns for minutes; None for a score that always is."""
     provenance_: Provenance | None = None
     from_file_: bool = False
 

@@ -53,6 +53,16 @@ OTHER_SETTINGS = {
         "seed": 3,
     },
     "nnguide": {"k": 3, "bank_size": 50, "seed": 7},
+    "laplace": {"structure": "diagonal", "prior_precision": 3.0},
+    "vbll": {"prior_precision": 2.0, "epochs": 30, "lr": 0.05, "tolerance": 0.2, "seed": 3},
+    "deup": {
+        "inputs": ("feature", "density"),
+        "aleatoric": "none",  # less the entropy, images that are known to be ambiguous have lower values
+        "width": 16,
+        "depth": 1,
+        "seed": 5,
+        "recipe": Recipe(loss="l2", batch=50, rows=12_000),
+    },
     "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},
@@ -67,7 +77,7 @@ OTHER_SETTINGS = {
     "head": {"width": 16, "depth": 1, "seed": 5, "recipe": Recipe(target="expected", batch=50, rows=12_000)},
 }
 """Away from the defaults, for scores that have settings."""
-TOLERANCE = {"head": 1e-5, "residual": 1e-5, "vim": 1e-3}
+TOLERANCE = {"head": 1e-5, "deup": 1e-4, "residual": 1e-5, "vim": 1e-3}
 """Of what is computed from the same rows in other company: products in float32 sum in another order, and
 the values of ViM cross zero."""
 NOT_OF_CLASSES = {"residual", "ash"}
@@ -75,6 +85,8 @@ NOT_OF_CLASSES = {"residual", "ash"}
 QUICK = {
     "head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)},
     "layer_mahalanobis": {"widths": (D, 5)},
+    "deup": {"width": 16, "recipe": Recipe(loss="log_l2", batch=50, rows=12_000)},
+    "vbll": {"epochs": 100},
 }
 """Instead of the defaults, for scores that learn for seconds, or whose column needs an explanation."""
 COUNTS = {"variation_ratio"}

@@ -20,7 +20,7 @@ from dubito.scores.available import default_score, why_not_comparable
 from dubito.scores.density import QUICK
 from dubito.table import Provenance, Table
 
-LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"} | {
+LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental", "laplace"} | {
     *("mahalanobis_pp", "nnguide", "prototypes"),
     *("kl_matching", "residual", "vim", "fdbd", "nci", "react"),
 }

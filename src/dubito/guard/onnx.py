@@ -229,8 +229,9 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
     # A gradient of more than the last layer, and features before the non-linearity, are not in the graph.
     of_layers = isinstance(score, scores.GradNorm) and score.of is not None
     before = isinstance(score, scores.Density) and score.nonlinearity != "after"
+    full = isinstance(score, scores.Laplace) and score.structure == "full"  # it works on as many rows as fit in memory
     for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
-        if isinstance(score, kind) and not (of_layers or before):
+        if isinstance(score, kind) and not (of_layers or before or full):
             return make(score)
     raise GuardError(
         f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "
@@ -253,6 +254,8 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
     scores.MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
     scores.Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
+    scores.Laplace: lambda score: score.information,
+    scores.VBLL: lambda score: lambda z, _: score.information(z),
     scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
     scores.Density: lambda score: lambda z, _: -_log_density(z.double(), score),
     scores.Residual: lambda score: lambda z, _: residual_norm(z, score.origin_, score.residual_),

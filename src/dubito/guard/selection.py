@@ -45,7 +45,10 @@ REFERENCE, _FEWEST, _MOST = 0.1, 40, 10_000
 _FEWEST_TO_GATE = 20
 """With fewer reference images, a gate above all of them would refuse too many others: there is none."""
 _FOLDS = 3
-_EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours", "mahalanobis_pp", "layer_mahalanobis", "nnguide")
+_EPISTEMIC = (
+    *("mutual_information", "regrad", "density", "vbll", "laplace"),
+    *("neighbours", "mahalanobis_pp", "layer_mahalanobis", "nnguide"),
+)
 """Scores that measure it, best first."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 _MEMORISED = (

@@ -6,6 +6,7 @@ from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
 from dubito.scores.fdbd import FDBD
 from dubito.scores.gen import GEN
+from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -16,6 +17,7 @@ from dubito.scores.information import (
     WeightedMutualInformation,
 )
 from dubito.scores.kl_matching import KLMatching
+from dubito.scores.laplace import Laplace
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
@@ -32,15 +34,18 @@ from dubito.scores.scale import SCALE
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.tune import tune_regrad
+from dubito.scores.vbll import VBLL
 from dubito.scores.vim import ViM
 
 __all__ = [
     "ASH",
+    "DEUP",
     "FDBD",
     "GEN",
     "NCI",
     "SCALE",
     "SCORES",
+    "VBLL",
     "AvailableScores",
     "Density",
     "Energy",
@@ -48,6 +53,7 @@ __all__ = [
     "ExpectedEntropy",
     "GradNorm",
     "KLMatching",
+    "Laplace",
     "LastLayerGradient",
     "LayerMahalanobis",
     "Mahalanobis",

@@ -6,6 +6,8 @@ One policy for `compare`, `Guard.fit` and the command line:
 - A score that learns is fitted on `fit`, else left out. Of densities, `default_density` is fitted, within seconds.
 - An uncertainty head is used if it ships with dubito for the model that made the table, and a remark says so. Heads of
   the user's own are used only if they are passed or named: what lies on a shelf changes no result.
+- A score that learns for long, or from images that only the user can choose, is made only where it is named
+  (`Score.named_only`).
 - Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
 - What is named, or has settings, was requested: there, a reason to leave it out is an error.
 
@@ -39,8 +41,8 @@ class AvailableScores:
         left_out: By name, the reason.
         fit_seconds: How long fitting took, for those that learned here.
         unfitted: Which of those left out need a table to learn from.
-        not_extracted: Which of those left out nobody misses: they read an optional probe that has not run, or need a
-            head where there is none.
+        not_extracted: Which of those left out nobody misses: they read an optional probe that has not run, need a
+            head where there is none, or are made only where they are named.
         remarks: What was chosen for the user, in whole sentences.
     """
 
@@ -84,6 +86,10 @@ def available_scores(
         strict = names is not None or name in chosen
         if SCORES[name].ood_only and not (ood_only or strict):
             available.left_out[name] = "it is designed to find OOD images alone; name it to use it"
+            continue
+        if not strict and (reason := SCORES[name].named_only):
+            available.left_out[name] = reason
+            available.not_extracted.append(name)
             continue
         for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():
             try:

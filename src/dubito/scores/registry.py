@@ -22,6 +22,7 @@ from dubito.scores.ash import ASH
 from dubito.scores.density import Density
 from dubito.scores.fdbd import FDBD
 from dubito.scores.gen import GEN
+from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -32,6 +33,7 @@ from dubito.scores.information import (
     WeightedMutualInformation,
 )
 from dubito.scores.kl_matching import KLMatching
+from dubito.scores.laplace import Laplace
 from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.layer_mahalanobis import LayerMahalanobis
 from dubito.scores.mahalanobis import Mahalanobis
@@ -47,6 +49,7 @@ from dubito.scores.prototypes import Prototypes
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.vim import ViM
+from dubito.scores.vbll import VBLL
 from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
@@ -59,6 +62,7 @@ _FAMILIES: tuple[tuple[type[Score], ...], ...] = (
     (MahalanobisPP, LayerMahalanobis, NNGuide, Prototypes),
     (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
     (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
+    (Laplace, VBLL, DEUP),
 )
 """A new score is one more name in this list."""
 SCORES = {score.name: score for family in _FAMILIES for score in family}
