@@ -32,7 +32,7 @@ ORDER = (
     ("heads",),
     ("ensembles", "scores"),
     ("evaluate",),
-    ("guard", "search", "active", "explain", "audit", "protocols"),
+    ("guard", "search", "active", "explain", "audit", "protocols", "calibration"),
     ("report",),
     ("explore", "serve"),
 )
