@@ -1,5 +1,6 @@
 """Calibrated probabilities: methods that map logits, and which of them is best for a model."""
 
+from dubito.calibration.choice import CalibrationChoice, MethodQuality, calibrate
 from dubito.calibration.dirichlet import DirichletScaling
 from dubito.calibration.histogram import Histogram
 from dubito.calibration.isotonic import ClassWiseIsotonic, Isotonic
@@ -13,14 +14,17 @@ from dubito.calibration.venn_abers import VennAbers
 __all__ = [
     "METHODS",
     "Calibration",
+    "CalibrationChoice",
     "ClassWiseIsotonic",
     "DirichletScaling",
     "Histogram",
     "Isotonic",
     "MatrixScaling",
+    "MethodQuality",
     "TemperatureScaling",
     "VectorScaling",
     "VennAbers",
+    "calibrate",
     "load_calibration",
     "make_calibration",
     "save_calibration",

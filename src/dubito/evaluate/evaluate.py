@@ -127,7 +127,7 @@ def evaluate(
         }
 
     columns = _columns(table, chosen)
-    result = Evaluation(table.name, len(table), measured(columns), reliability=_reliability(columns))
+    result = Evaluation(table.name, len(table), measured(columns), reliability=reliability_of(columns))
     for name, score in named.items():
         start = perf_counter()
         u = uncertainty(score, table, by="evaluate", name=name)
@@ -382,8 +382,8 @@ def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
     return columns
 
 
-def _reliability(columns: Mapping[str, Tensor]) -> Reliability | None:
-    """In the bins of `metrics.ece`, where an edge belongs to the bin below it."""
+def reliability_of(columns: Mapping[str, Tensor]) -> Reliability | None:
+    """Of confidence and correctness, in the bins of `metrics.ece`, where an edge belongs to the bin below it."""
     if "confidence" not in columns:
         return None
     q, right = columns["confidence"].double().numpy(), columns["correct"].double().numpy()
