@@ -5,7 +5,8 @@
 
 The prediction never changes. Where the others would be as likely as q, they are mixed with the uniform distribution as
 far as it takes; and q is at least 1 / c, because no lower one can be that of the most likely class. T is the
-temperature of `dubito.scores.temperature`, 1 where the likelihood has no maximum: q does not depend on it.
+temperature of `dubito.scores.temperature`, of at most 10,000 rows, and 1 where the likelihood has no maximum: q does
+not depend on it.
 """
 
 from abc import abstractmethod
@@ -20,8 +21,9 @@ from dubito.calibration.method import Calibration
 from dubito.errors import ValueRangeError
 from dubito.metrics import confidence, labelled_logits
 from dubito.scores.temperature import fit_temperature
-from dubito.table import Table
+from dubito.table import Table, chosen_rows
 
+_MOST = 10_000
 _APART = 1e-5
 """By how much, relative to it, the top probability exceeds all others: float32 logarithms tell them apart."""
 
@@ -58,7 +60,10 @@ class TopCalibration(Calibration):
 
 
 def rest_temperature(table: Table) -> float:
-    """The temperature of checked rows; 1 where the likelihood has no maximum."""
+    """The temperature of checked rows, drawn from a large table; 1 where the likelihood has no maximum."""
+    if len(table) > _MOST:
+        drawn = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:_MOST]
+        table = chosen_rows(table.select("logit", "label"), drawn.sort().values)
     try:
         return fit_temperature(table)
     except ValueRangeError:
@@ -77,6 +82,7 @@ def with_top(
     q = q.clamp(min=(1 + _APART) / c)
     rest = logits.scatter(1, own, -torch.inf).log_softmax(1)
     highest, most = rest.amax(1).exp(), q / (1 - q) * (1 - _APART)
-    uniform = torch.where(highest > most, (highest - most) / (highest - 1 / (c - 1)), 0.0).clamp(0, 1)
-    mixed = torch.logaddexp(rest + torch.log1p(-uniform)[:, None], (uniform.log() - np.log(c - 1))[:, None])
-    return (mixed + torch.log1p(-q)[:, None]).scatter(1, own, q.log()[:, None])
+    rows = (highest > most).nonzero()[:, 0]
+    uniform = ((highest - most)[rows] / (highest[rows] - 1 / (c - 1))).clamp(0, 1)[:, None]
+    rest[rows] = torch.logaddexp(rest[rows] + torch.log1p(-uniform), uniform.log() - np.log(c - 1))
+    return rest.add_(torch.log1p(-q)[:, None]).scatter_(1, own, q.log()[:, None])
