@@ -32,7 +32,7 @@ ORDER = (
     ("heads",),
     ("ensembles", "scores"),
     ("evaluate",),
-    ("guard", "search", "active", "explain", "audit", "protocols"),
+    ("guard", "search", "active", "explain", "audit", "protocols", "calibration"),
     ("report",),
     ("explore", "serve"),
 )
@@ -43,7 +43,7 @@ MAY_IMPORT = {
 IMPORT_ALL = {"cli", "__init__", "__main__"}
 """The command line and the front door."""
 HEAVY = ("torch", "timm", "transformers", "faiss", "sklearn", "matplotlib", "pandas")
-FINDINGS = ("evaluate", "guard", "search", "active", "explain", "audit", "protocols")
+FINDINGS = ("evaluate", "guard", "search", "active", "explain", "audit", "protocols", "calibration")
 """Rooms whose functions report findings."""
 NOT_FINDINGS = {
     "guard": {"needed", "risk_threshold", "share_threshold"},
@@ -53,6 +53,7 @@ NOT_FINDINGS = {
         *("ellipsoid_bounds", "ellipsoids", "exact_region", "linear_region", "two_class_region"),
         *("last_layer", "layer", "simplex"),
     },
+    "calibration": {"load_calibration", "make_calibration", "save_calibration"},
     "protocols": {"ambiguous_images", "class_split", "open_benchmark", "vote_degree", "vote_entropy"},
 }
 """Their functions that return numbers, tensors, tables or images instead."""

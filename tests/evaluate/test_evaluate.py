@@ -151,7 +151,7 @@ def test_only_the_chosen_metrics(table, result):
 
 
 def test_every_metric_can_be_chosen_alone(table):
-    whole = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), **QUICK)
+    whole = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=list(TITLES), **QUICK)
     for key in TITLES:
         alone = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=[key], **QUICK)
         assert alone["u"] | alone.model == {key: (whole["u"] | whole.model)[key]}
@@ -392,3 +392,17 @@ def test_uncertainties_that_cannot_be():
 def test_both_kinds():
     flags = ([True, False], [True, True], [False])
     assert [has_both(torch.tensor(one)) for one in flags] == [True, False, False]
+
+
+def test_further_calibration_errors_are_computed_on_request(table):
+    further = ["adaptive_ece", "smooth_ece", "top_label_ece"]
+    assert not {*further} & evaluate({"u": Entropy()}, table, **QUICK).model.keys()
+    found = evaluate({"u": Entropy()}, table, metrics=further, **QUICK).model
+    q, right, predicted = (
+        metrics.confidence(table.logit),
+        metrics.correct(table.logit, table.label),
+        table.logit.argmax(1),
+    )
+    assert found["smooth_ece"].value == metrics.smooth_ece(q, right)
+    assert found["top_label_ece"].value == metrics.top_label_ece(q, right, predicted)
+    assert found["adaptive_ece"].low <= found["adaptive_ece"].value <= found["adaptive_ece"].high

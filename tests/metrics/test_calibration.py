@@ -5,7 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import bucket_calibration_error, bucket_curve, ece
+from dubito.metrics import (
+    adaptive_ece,
+    bucket_calibration_error,
+    bucket_curve,
+    class_wise_ece,
+    ece,
+    interval,
+    smooth_ece,
+    top_label_ece,
+)
 
 
 def sample(n=400, seed=0):
@@ -155,3 +164,94 @@ def test_arguments_that_do_not_fit_are_errors():
         bucket_calibration_error([0.5], [0.5, 0.5], [1, 0])
     with pytest.raises(TableError, match="ece: confidence must have at least one row; got none"):
         ece([], [])
+
+
+def test_adaptive_ece_is_ece_in_bins_of_equal_mass():
+    q, right = sample()
+    assert adaptive_ece(q, right, bins=7) == ece(q, right, bins=7, binning="mass") != ece(q, right, bins=7)
+
+
+def test_top_label_ece_by_hand():
+    # class 0: |0.9 - 1| in one bin and |0.3 - 1| in another; class 1: |0.9 + 0.8 - 0|, over 4 rows.
+    # All classes in one bin above 1/2 would cancel: |2.6 - 1|.
+    q, right, predicted = [0.9, 0.3, 0.9, 0.8], [1, 1, 0, 0], [0, 0, 1, 1]
+    assert top_label_ece(q, right, predicted, bins=2) == pytest.approx((0.1 + 0.7 + 1.7) / 4, abs=1e-15)
+
+
+def test_top_label_ece_is_the_mean_of_the_ece_of_every_predicted_class():
+    (q, right), predicted = sample(), np.random.default_rng(1).integers(0, 3, 400) * 7 - 2
+    groups = [predicted == one for one in (-2, 5, 12)]
+    expected = sum(group.mean() * ece(q[group], right[group]) for group in groups)
+    assert top_label_ece(q, right, predicted) == pytest.approx(expected, abs=1e-12)
+    assert top_label_ece(q, right, np.zeros(400, int)) == pytest.approx(ece(q, right), abs=1e-12)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_class_wise_ece_by_a_loop(threshold, bins, monkeypatch):
+    monkeypatch.setattr("dubito.metrics.calibration._NUMBERS", 70)  # 14 rows at a time
+    rng = np.random.default_rng(0)
+    z, y = 2 * rng.normal(size=(100, 5)), rng.integers(0, 5, 100)
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    errors = []
+    for c in range(5):
+        kept = p[:, c] >= threshold
+        errors.append(ece(p[kept, c], y[kept] == c, bins=bins))
+    assert class_wise_ece(z, y, bins=bins, threshold=threshold) == pytest.approx(np.mean(errors), abs=1e-12)
+
+
+def test_class_wise_ece_of_classes_below_the_threshold_and_of_wrong_inputs():
+    # class 1 has no row with p >= 0.5 and counts as 0: (|1 - 0| + 0) / 2
+    assert class_wise_ece([[50.0, 0.0]], [1], threshold=0.5) == pytest.approx(0.5, abs=1e-12)
+    for wrong, words in (([0.0, 1.0], r"\(n, c\)"), ([[0.0, np.nan]], "NaN")):
+        with pytest.raises((TableError, ValueRangeError), match=words):
+            class_wise_ece(wrong, [0] * len(wrong))
+    with pytest.raises(ValueRangeError, match="threshold"):
+        class_wise_ece([[0.0, 1.0]], [0], threshold=1.0)
+
+
+def smoothed(q, right, width):
+    """e(s), with the kernel as a sum over reflections and the integral on a fine grid."""
+    t = (np.arange(4000) + 0.5) / 4000
+    images = np.concatenate([2 * k + sign * q for k in (-2, -1, 0, 1, 2) for sign in (1, -1)])
+    gap = np.tile(q - right, 10) / len(q)
+    kernel = np.exp(-np.square((t[:, None] - images) / width) / 2) / (width * np.sqrt(2 * np.pi))
+    return np.abs(kernel @ gap).mean()
+
+
+@pytest.mark.parametrize(("shape", "n"), [(lambda q: q**2, 400), (lambda q: q, 100), (lambda q: 1 - q, 50)])
+def test_smooth_ece_is_the_width_that_equals_its_error(shape, n):
+    rng = np.random.default_rng(2)
+    q = rng.random(n)
+    right = rng.random(n) < shape(q)
+    width = smooth_ece(q, right)
+    assert smoothed(q, right, width) == pytest.approx(width, rel=2e-3)
+
+
+def test_smooth_ece_at_the_ends():
+    assert smooth_ece([1.0, 1.0], [0, 0]) == pytest.approx(1.0, abs=1e-6)
+    assert smooth_ece([0.0, 1.0], [0, 1]) == pytest.approx(0.0, abs=1e-6)
+    # two confidences that err by as much in either direction, far apart: neither cancels where the kernel is narrow
+    assert 0.15 < smooth_ece([0.1, 0.9], [1, 0]) <= 0.9
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), st.booleans()), min_size=1, max_size=20))
+@settings(deadline=None, max_examples=30)
+def test_smooth_ece_ignores_the_order_of_rows_and_is_at_most_the_mean_gap(rows):
+    q, right = map(np.array, zip(*rows, strict=True))
+    value = smooth_ece(q, right)
+    assert value == pytest.approx(smooth_ece(q[::-1].copy(), right[::-1].copy()), abs=1e-7)
+    assert 0 <= value <= np.abs(q - right).mean() + 1e-6
+
+
+@pytest.mark.parametrize("metric", [adaptive_ece, smooth_ece, lambda q, right: top_label_ece(q, right, [0] * len(q))])
+def test_further_calibration_errors_refuse_what_ece_refuses(metric):
+    for q, right, words in (([1.2], [1], "must lie in"), ([np.nan], [1], "NaN"), ([], [], "at least one row")):
+        with pytest.raises((TableError, ValueRangeError), match=words):
+            metric(q, right)
+
+
+@pytest.mark.parametrize("metric", [adaptive_ece, smooth_ece])
+def test_intervals_of_calibration_errors_hold_their_value(metric):
+    found = interval(metric, *map(torch.from_numpy, sample()), resamples=50)
+    assert found.low < found.value < found.high

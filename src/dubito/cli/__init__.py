@@ -19,6 +19,7 @@ from dubito.choices import suggestion
 from dubito.cli import (
     active,
     audit,
+    calibrate,
     evaluate,
     explain,
     explore,
@@ -144,6 +145,7 @@ for _name, _command, _example in (
     ("score", score.score, "cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate.evaluate, "cache/test --learn-from cache/train --ood cache/other"),
     ("compare", evaluate.compare, "cache/test --learn-from cache/train --ood cache/other"),
+    ("calibrate", calibrate.calibrate, "cache/val --to calibration"),
     ("diagnose", explain.diagnose, "cache/test cache/other --learn-from cache/train --html why.html"),
     ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
     ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),

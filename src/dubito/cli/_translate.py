@@ -11,6 +11,7 @@ _PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|
 _PHRASES = {
     "with SafeIndex.save.": "with `dubito search build`.",
     "with Guard.save.": "with `dubito guard fit`.",
+    "Save one with save_calibration.": "Save one with `dubito calibrate CACHE --to DIR`.",
     "join the tables of several models with dubito.ensemble": "pass the caches of several models",
     "(dubito.extract(..., probes=": "(in Python: dubito.extract(..., probes=",  # which no option can stand for
 }

@@ -8,6 +8,7 @@ from typer import Option
 import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Bootstrap, Screen, command, option
+from dubito.cli.calibrate import Saved, calibrated
 from dubito.cli.score import ScoreOptions
 from dubito.storage import Place
 
@@ -20,6 +21,7 @@ def evaluate(
     scores: ScoreOptions,
     ood: Annotated[Place | None, option("Out-of-distribution images, by the same model.", "CACHE")] = None,
     metric: Annotated[list[str], option("Only these, such as error_auroc or r_auroc.", "NAME")] = [],
+    calibration: Saved = None,
     bootstrap: Bootstrap,
 ) -> None:
     """Evaluate scores on a CACHE with labels.
@@ -27,15 +29,15 @@ def evaluate(
     Are wrong predictions, bad neighbours and out-of-distribution images the uncertain ones? Values come with intervals.
     """
     with screen.waiting("opening the cache"):
-        table = dubito.open(cache)
-        other = None if ood is None else dubito.open(ood)
+        table = calibrated(dubito.open(cache), calibration)
+        other = None if ood is None else calibrated(dubito.open(ood), calibration)
         if other is None and "label" not in table:
             raise dubito.DubitoError(
                 f"'{cache}' has no labels, so there is nothing to compare with. Add labels with "
                 f"`dubito label {cache} LABELS`, or pass out-of-distribution images with --ood CACHE."
             )
     with screen.waiting("scoring, with bootstrap intervals"):
-        chosen = scores.ready(screen, table)
+        chosen = scores.ready(screen, table, calibration=calibration)
         screen.show(dubito.evaluate(chosen, table, ood=other, metrics=metric or None, **vars(bootstrap)))
 
 

@@ -13,6 +13,7 @@ from typer import BadParameter, Option
 import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Assignments, CommandResult, Screen, command, option, parse_setting, read_settings
+from dubito.cli.calibrate import Saved, calibrated
 from dubito.errors import ArtefactError, DubitoError, MissingColumnError, NotFittedError
 from dubito.storage import Place, export, write_csv
 
@@ -58,20 +59,28 @@ class ScoreOptions:
     ] = field(default_factory=list)
     load: Annotated[Path | None, option("Use the scores that `dubito score --save DIR` kept.", "DIR")] = None
 
-    def ready(self, screen: Screen, table: "dubito.Table", learned: "dubito.Table | None" = None) -> dict[str, "Score"]:
+    def ready(
+        self,
+        screen: Screen,
+        table: "dubito.Table",
+        learned: "dubito.Table | None" = None,
+        *,
+        calibration: Place | None = None,
+    ) -> dict[str, "Score"]:
         """The scores, ready for a table; without names all that can be made, and a note says what is left out.
 
         Args:
             screen: Where the notes go.
             table: What will be scored.
             learned: The cache of `--learn-from`, where the command has opened it itself.
+            calibration: What the logits of the table were calibrated by: those to learn from are, too.
         """
         from dubito.scores.available import AvailableScores, available_scores
         from dubito.scores.registry import SCORES
         from dubito.validate import check_same_model, warn_shared
 
         if self.train is not None and learned is None:
-            learned = dubito.open(self.train)
+            learned = calibrated(dubito.open(self.train), calibration)
             check_same_model(table, {"train": learned}, by="scores that learn")
             warn_shared(table, learned, by="scores that learn", what="train", harm=_SELF)
         loaded = _load_scores(self.load) if self.load else {}
@@ -140,6 +149,7 @@ def score(
     to: Annotated[Path | None, option("Write the scores of all images as .csv or .npz.", "FILE")] = None,
     top: Annotated[int, option("Show the N most uncertain images.", "N", min=0)] = 10,
     save: Annotated[Path | None, option("Keep the fitted scores there.", "DIR")] = None,
+    calibration: Saved = None,
 ) -> None:
     """Score every image of a CACHE: higher = more uncertain, always.
 
@@ -148,9 +158,9 @@ def score(
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; got '{to}'.")
     with screen.waiting("opening the cache"):
-        table = dubito.open(cache)
+        table = calibrated(dubito.open(cache), calibration)
     with screen.waiting("scoring"):
-        chosen = scores.ready(screen, table)
+        chosen = scores.ready(screen, table, calibration=calibration)
         columns = _columns(table, chosen)
     if save is not None:
         for name, one in chosen.items():

@@ -53,6 +53,9 @@ _METRICS: Mapping[str, tuple[Any, ...]] = {
     "brier": ("Brier", measures.mean, "brier"),
     "ece": ("ECE", measures.ece, "confidence", "correct"),
     "recall_at_1": ("Recall@1", measures.mean, "matches"),
+    "adaptive_ece": ("adaptive ECE", measures.adaptive_ece, "confidence", "correct"),
+    "smooth_ece": ("smooth ECE", measures.smooth_ece, "confidence", "correct"),
+    "top_label_ece": ("top-label ECE", measures.top_label_ece, "confidence", "correct", "predicted"),
 }
 """Heading, function and columns of every metric; those without column "u" are the model's own."""
 TITLES = {name: title for name, (title, *_) in _METRICS.items()}
@@ -66,6 +69,8 @@ ErrorsAtCoverage = dict[float, float]
 SHARED_WITH_OOD = "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two."
 _OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
+_ON_REQUEST = {"adaptive_ece", "smooth_ece", "top_label_ece"}
+"""Computed where they are named: every one more would make each evaluation longer."""
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
 _TAIL = 1e-3
 """Share of images at either end that a histogram puts into its outermost bins: a few outliers must not flatten it."""
@@ -89,8 +94,9 @@ def evaluate(
             it.
         table: Images of the classes that the model was trained for.
         ood: Out-of-distribution images. They need scores, not arrays.
-        metrics: Names in TITLES; those that the columns allow are computed. Default: all. Without r_auroc and
-            recall_at_1 there is no search for neighbours, whose time grows with n².
+        metrics: Names in TITLES; those that the columns allow are computed. Default: all but the calibration errors
+            adaptive_ece, smooth_ece and top_label_ece. Without r_auroc and recall_at_1 there is no search for
+            neighbours, whose time grows with n².
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
@@ -103,7 +109,8 @@ def evaluate(
     check_rows(table, by="evaluate")
     check_bootstrap(by="evaluate", confidence=confidence, resamples=resamples, seed=seed)
     named = by_name(scores, by="evaluate")
-    chosen = frozenset(TITLES if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
+    usual = TITLES.keys() - _ON_REQUEST
+    chosen = frozenset(usual if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
     for name in sorted(chosen):
         check_choice(name, TITLES, by="evaluate", what="metrics")
     ood = _checked_ood(table, ood, needed=bool(chosen & _OF_OOD))
@@ -120,7 +127,7 @@ def evaluate(
         }
 
     columns = _columns(table, chosen)
-    result = Evaluation(table.name, len(table), measured(columns), reliability=_reliability(columns))
+    result = Evaluation(table.name, len(table), measured(columns), reliability=reliability_of(columns))
     for name, score in named.items():
         start = perf_counter()
         u = uncertainty(score, table, by="evaluate", name=name)
@@ -366,6 +373,8 @@ def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
             for batch in table.batches("logit", "label")
         ]
         columns = dict(zip(("confidence", *per_row), map(torch.cat, zip(*parts, strict=True)), strict=True))
+        if "top_label_ece" in chosen:
+            columns["predicted"] = torch.cat([batch.logit.argmax(1) for batch in table.batches("logit")])
         columns["wrong"] = ~columns["correct"]
     if "feature" in table and "label" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
         columns["matches"] = measures.neighbour_matches(table.column("feature"), table.label)
@@ -373,8 +382,8 @@ def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
     return columns
 
 
-def _reliability(columns: Mapping[str, Tensor]) -> Reliability | None:
-    """In the bins of `metrics.ece`, where an edge belongs to the bin below it."""
+def reliability_of(columns: Mapping[str, Tensor]) -> Reliability | None:
+    """Of confidence and correctness, in the bins of `metrics.ece`, where an edge belongs to the bin below it."""
     if "confidence" not in columns:
         return None
     q, right = columns["confidence"].double().numpy(), columns["correct"].double().numpy()

@@ -17,7 +17,14 @@ from dubito.metrics.bootstrap import (
     paired_errors,
     rank_scores,
 )
-from dubito.metrics.calibration import bucket_calibration_error, ece
+from dubito.metrics.calibration import (
+    adaptive_ece,
+    bucket_calibration_error,
+    class_wise_ece,
+    ece,
+    smooth_ece,
+    top_label_ece,
+)
 from dubito.metrics.classification import (
     accuracy,
     brier,
@@ -69,6 +76,7 @@ __all__ = [
     "VarianceStream",
     "acceptance_curve",
     "accuracy",
+    "adaptive_ece",
     "augrc",
     "aurc",
     "auroc",
@@ -79,6 +87,7 @@ __all__ = [
     "bucket_calibration_error",
     "bucket_curve",
     "chain_rule",
+    "class_wise_ece",
     "confidence",
     "correct",
     "decompose",
@@ -106,9 +115,11 @@ __all__ = [
     "rank_scores",
     "recall_at_1",
     "risk_coverage",
+    "smooth_ece",
     "spearman",
     "sub_ensembles",
     "table_accuracy",
+    "top_label_ece",
     "variation_ratio",
     "wrong_predictions",
 ]

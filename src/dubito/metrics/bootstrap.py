@@ -47,7 +47,14 @@ from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, flags, numbers, same_length
-from dubito.metrics.calibration import bucket_calibration_error, ece
+from dubito.metrics.calibration import (
+    adaptive_ece,
+    bucket_calibration_error,
+    class_wise_ece,
+    ece,
+    smooth_ece,
+    top_label_ece,
+)
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
 from dubito.metrics.proportions import Interval, proportion
 from dubito.metrics.ranking import auroc, average_precision, chance_after, false_alarms, fpr_at_tpr, mean_precision
@@ -506,5 +513,7 @@ _ONCE: Mapping[Metric, tuple[Callable[..., tuple[Array | Column, ...]], Metric]]
 
 
 _LOWER_IS_BETTER: frozenset[Metric] = frozenset({aurc, excess_aurc, augrc, fpr_at_tpr})
-_CENTRED: frozenset[Metric] = frozenset({ece, bucket_calibration_error})
+_CENTRED: frozenset[Metric] = frozenset(
+    {ece, adaptive_ece, top_label_ece, class_wise_ece, smooth_ece, bucket_calibration_error}
+)
 """Absolute gaps grow with noise, and a resample adds noise of its own: its mean is moved back onto the value."""

@@ -1,0 +1,224 @@
+"""How vector, matrix and Dirichlet scaling are fitted: one convex problem, with a Gaussian prior around temperature.
+
+    log p = log_softmax(w * x + M x + b),     x: what is scaled, divided by the temperature T;     M has a zero diagonal
+
+    minimise   mean_i -log p_i[y_i]  +  1/2n (Σ (w_j - 1)² / s²  +  Σ b_j² / s²  +  Σ M_jk² / o²)
+
+With w = 1, M = b = 0 it is temperature scaling. The penalties are those of ODIR (Kull et al. 2019), whose lambda is
+c (c - 1) / 2n o² and whose mu is c / 2n s²: written as standard deviations of a prior, they do not depend on n and c.
+Ours also holds the diagonal, or classes that do not occur would have w and b without end. Infinity leaves a penalty
+out. s is chosen first, without M, then o: from small to large, as long as every fifth row, which is held out for it,
+becomes more likely. So a calibration set that says nothing of single classes gives temperature scaling.
+
+The table is streamed; it is held, in the precision of its logits, where that takes at most half a gigabyte. Sums are
+taken in float64; products in float64 up to 128 classes, beyond that in float32.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from dubito.calibration.method import Calibration
+from dubito.errors import DubitoWarning
+from dubito.scores.temperature import fit_temperature
+from dubito.table import Table
+from dubito.table.views import chosen_rows
+from dubito.validate import check_number
+
+EXACT = 128
+"""Most classes for which products are in float64, and several deviations of off-diagonal weights are tried."""
+_HELD = 2**29
+_OWN = (0.03, 0.1, 0.3, 1.0)
+_OFF = (0.01, 0.03, 0.1, 0.3)
+_FEW = 10
+"""Rows below which nothing is held out, and the smallest deviation is taken."""
+_BATCH = 4096
+_HELD_OUT = 5
+"""Every how many-th row is held out to choose deviations."""
+
+_Halves = tuple[Table, Table]
+
+
+@dataclass
+class AffineScaling(Calibration):
+    """Log-probabilities that are affine in the inputs; subclasses say what these are, and whether classes are mixed.
+
+    Attributes:
+        deviation: s, the standard deviation of the prior of every w_j around 1 and b_j around 0. None: chosen from
+            0.03, 0.1, 0.3 and 1.
+        steps: Most steps of L-BFGS; where they do not suffice, a warning says so.
+        temperature_: T, once fitted.
+        weight_: (c), or (c, c) with the diagonal, of inputs divided by T.
+        bias_: (c).
+        deviation_: s, given or chosen.
+    """
+
+    deviation: float | None = None
+    steps: int = 500
+
+    learned = ("temperature_", "weight_", "bias_", "deviation_")
+
+    def __post_init__(self) -> None:
+        check_deviation(self.deviation, by=self.name, what="deviation")
+        check_number(self.steps, "[1, inf)", by=self.name, what="steps", whole=True, hint="500 are usual.")
+
+    @staticmethod
+    def inputs(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """What is scaled."""
+        return logits
+
+    def learn(self, table: Table) -> None:
+        """Temperature first, then the weights around it."""
+        self.temperature_ = fit_temperature(table)
+        n, c = table.shape("logit")
+        generator = torch.Generator().manual_seed(0)
+        part = torch.randperm(n, generator=generator) % _HELD_OUT  # rows may be sorted by class
+        kept, held_out = (_held(chosen_rows(table, one.nonzero()[:, 0])) for one in (part > 0, part == 0))
+        halves = None if n < _FEW else (kept, held_out)
+        self.deviation_ = self.deviation or self._best(halves, _OWN, lambda own: (own, None))
+        theta = self._fitted(_held(table), self.deviation_, self._chosen_off(halves, c))
+        self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))
+
+    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """The logarithm of softmax(W x + b)."""
+        x = self.inputs(logits.double()) / self.temperature_
+        return _scaled(x, self.weight_, self.bias_).log_softmax(-1)
+
+    def _chosen_off(self, halves: _Halves | None, c: int) -> float | None:  # noqa: ARG002 (subclasses try several)
+        """o; None without off-diagonal weights."""
+        return None
+
+    def _best(
+        self, halves: _Halves | None, grid: Sequence[float], deviations: Callable[[float], tuple[float, float | None]]
+    ) -> float:
+        """The deviation with which the held-out rows are most likely; none beyond the first that is too large is tried.
+
+        Args:
+            halves: Rows to fit and rows held out; None for too few rows.
+            grid: Deviations, rising.
+            deviations: s and o for a deviation of the grid.
+        """
+        if halves is None:
+            return grid[0]
+        losses: list[float] = []
+        theta = None
+        for one in grid:
+            theta = self._fitted(halves[0], *deviations(one), theta)
+            losses.append(self._loss(halves[1], torch.from_numpy(theta))[0])
+            if losses[-1] > min(losses):
+                break
+        return grid[losses.index(min(losses))]
+
+    def _fitted(
+        self, table: Table, own: float, off: float | None, start: Float64[np.ndarray, "k"] | None = None
+    ) -> Float64[np.ndarray, "k"]:
+        """Diagonal or matrix, then intercepts, as one vector."""
+        from scipy.optimize import minimize  # noqa: PLC0415 (slow to import)
+
+        (n, c), exact = table.shape("logit"), table.shape("logit")[1] <= EXACT
+        centre = np.zeros(2 * c) if off is None else np.zeros(c * c + c)
+        centre[: c if off is None else c * c : 1 if off is None else c + 1] = 1.0
+        pull = _pull(c, own, off) / n
+
+        def objective(theta: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
+            loss, slope = self._loss(table, torch.from_numpy(theta))
+            moved = theta - centre
+            return loss + float(pull @ np.square(moved)) / 2, slope + pull * moved
+
+        options = {
+            "maxiter": self.steps,
+            "maxfun": 2 * self.steps,
+            "maxcor": 20 if exact else 5,
+            "gtol": 1e-7 if exact else 1e-5,
+            "ftol": 1e-13 if exact else 1e-8,
+        }
+        first = centre if start is None else start
+        found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+        if found.status == 1:
+            warnings.warn(
+                f"{self.name}.fit: {self.steps} steps did not suffice on {n} rows of {c} classes; the largest slope "
+                f"is {np.abs(found.jac).max():.1g}. Raise steps, or lower the standard deviations.",
+                DubitoWarning,
+                stacklevel=5,
+            )
+        return np.asarray(found.x)
+
+    def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "b c"], Int64[Tensor, "b"]]]:
+        dtype = torch.float64 if table.shape("logit")[1] <= EXACT else torch.float32
+        for batch in table.batches("logit", "label", size=_BATCH):
+            yield self.inputs(batch.logit.to(dtype)) / self.temperature_, batch.label
+
+    def _loss(self, table: Table, theta: Float64[Tensor, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
+        """The mean negative log-likelihood, and its gradient."""
+        n, c = table.shape("logit")
+        weight, bias = _parts(theta, c)
+        slope = torch.zeros(len(theta), dtype=torch.float64)
+        of_weight, of_bias = _parts(slope, c)
+        total = 0.0
+        for x, label in self._batches(table):
+            log_p = _scaled(x, weight.to(x.dtype), bias.to(x.dtype)).log_softmax(-1)
+            own = torch.arange(len(x)), label
+            total -= float(log_p[own].double().sum())
+            error = log_p.exp_()
+            error[own] -= 1
+            of_weight += error.T @ x if weight.dim() == 2 else (error * x).sum(0)
+            of_bias += error.sum(0)
+        return total / n, slope.div_(n).numpy()
+
+
+@dataclass
+class MixingScaling(AffineScaling):
+    """Affine scaling in which every class sees the inputs of all.
+
+    Attributes:
+        off_diagonal: o, the standard deviation of the prior of the weights between classes. None: chosen from 0.01,
+            0.03, 0.1 and 0.3; beyond 128 classes, where trying them would take hours, 0.01.
+    """
+
+    off_diagonal: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_deviation(self.off_diagonal, by=self.name, what="off_diagonal")
+
+    def _chosen_off(self, halves: _Halves | None, c: int) -> float:
+        if self.off_diagonal is not None or c > EXACT:
+            return self.off_diagonal or _OFF[0]
+        return self._best(halves, _OFF, lambda off: (self.deviation_, off))
+
+
+def check_deviation(value: float | None, *, by: str, what: str) -> None:
+    """Raise ValueRangeError unless a standard deviation is positive, or infinite; None passes."""
+    if value is not None and value != float("inf"):
+        check_number(value, "(0, inf)", by=by, what=what, hint="None chooses it; infinity leaves the penalty out.")
+
+
+def _pull(c: int, own: float, off: float | None) -> Float64[np.ndarray, "k"]:
+    """1 / deviation² of every parameter."""
+    if off is None:
+        return np.full(2 * c, own**-2)
+    weights = np.full((c, c), off**-2)
+    np.fill_diagonal(weights, own**-2)
+    return np.append(weights.ravel(), np.full(c, own**-2))
+
+
+def _scaled(x: Float[Tensor, "n c"], weight: Float[Tensor, "..."], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c"]:
+    return torch.addmm(bias, x, weight.T) if weight.dim() == 2 else torch.addcmul(bias, x, weight)
+
+
+def _parts(theta: Float64[Tensor, "k"], c: int) -> tuple[Float64[Tensor, "..."], Float64[Tensor, "c"]]:
+    """Weights, (c) or (c, c), and intercepts: views."""
+    weight, bias = theta[:-c], theta[-c:]
+    return (weight if len(weight) == c else weight.reshape(c, c)), bias
+
+
+def _held(table: Table) -> Table:
+    """Logits and labels in memory, where they take at most half a gigabyte; the fit reads them many times."""
+    n, c = table.shape("logit")
+    columns = table.select("logit", "label")
+    return columns.rows(slice(None)) if 4 * n * c <= _HELD else columns

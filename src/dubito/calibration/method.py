@@ -1,0 +1,119 @@
+"""What every calibration method is: settings, `fit` on labelled images, and logits that become calibrated ones.
+
+    p = softmax(method.log_probability(logits)),      fitted on rows that the model was not trained on
+
+A calibrated table (`apply`) is a view: its column `logit` holds log p, computed as rows are read, in the precision of
+the model's own logits. So every score, metric and guard takes it like any other table. The column `loss`, which belongs
+to the old logits, is left out; members of ensembles stay as they are.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, TypeVar
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from dubito.errors import NotFittedError, TableError
+from dubito.metrics import labelled_logits
+from dubito.table import Provenance, Table, check_table
+from dubito.table.provenance import check_provenance
+from dubito.table.table import Exact, take
+from dubito.table.views import Computed
+from dubito.types import finite
+from dubito.validate import check_model_labels
+
+_BLOCK = 2048
+_REPAIR = "Fit on held-out images of the classes that the model was trained for."
+AnyCalibration = TypeVar("AnyCalibration", bound="Calibration")
+
+
+class Calibration(ABC):
+    """A map from logits to calibrated log-probabilities: a dataclass of its settings; learned attributes end in `_`.
+
+    Subclasses implement `learn` and `log_probability`, and name the attributes that `fit` sets (`learned`).
+
+    Attributes:
+        classes_: Number of classes, once fitted.
+        provenance_: Who made the table that it was fitted on.
+    """
+
+    name: ClassVar[str]
+    learned: ClassVar[tuple[str, ...]]
+    keeps_predictions: ClassVar[bool] = False
+    """Whether the most likely class stays the most likely one, so that no prediction changes."""
+    classes_: int
+    provenance_: Provenance | None = None
+
+    def fit(self: AnyCalibration, table: Table) -> AnyCalibration:
+        """Learn from labelled images that the model was not trained on; returns the method itself.
+
+        What was learned before is discarded first, so a fit that fails leaves a method that is not fitted.
+        """
+        for name in ("classes_", "provenance_", *self.learned):
+            self.__dict__.pop(name, None)
+        by = f"{self.name}.fit"
+        check_table(table, by=by)
+        check_model_labels(table, by=by)
+        if table.shape("logit")[1] < 2:
+            raise TableError(f"{by} needs at least 2 classes; {table.name} has {table.shape('logit')[1]}.")
+        for _ in labelled_logits(table, by=by, repair=_REPAIR):
+            pass  # every block is checked before anything is learned
+        self.learn(table)
+        self.classes_, self.provenance_ = table.shape("logit")[1], table.provenance
+        return self
+
+    @abstractmethod
+    def learn(self, table: Table) -> None:
+        """Set the learned attributes from a table with rows, finite logits and labels of the model's classes."""
+
+    @abstractmethod
+    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """The logarithm of the calibrated probability of every class; the probabilities of a row sum to 1."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has learned."""
+        values = (getattr(self, name) for name in self.learned)
+        return sum(value.numel() if isinstance(value, Tensor) else 1 for value in values)
+
+    def apply(self, table: Table) -> Table:
+        """The same images with calibrated logits, computed as rows are read.
+
+        >>> from dubito.calibration import TemperatureScaling
+        >>> table = Table(logit=[[4.0, 0.0], [3.0, 0.0], [5.0, 0.0]], label=[0, 1, 0])
+        >>> TemperatureScaling().fit(table).apply(table).logit.exp()[:, 0].mean()  # 2 of 3 are of class 0
+        tensor(0.66...)
+        """
+        self._check(table, by=f"{self.name}.apply")
+        logits = table.column("logit")
+
+        def calibrated(rows: Exact) -> Float[Tensor, "k c"]:
+            chosen = torch.as_tensor(take(logits, rows))
+            finite(chosen, f"{self.name}: logits of {table.name}")
+            parts = [self.log_probability(part).to(chosen.dtype) for part in torch.split(chosen, _BLOCK)]
+            return torch.cat(parts) if parts else chosen
+
+        columns = {name: table.column(name) for name in table.columns if name != "loss"}
+        return table.with_only(columns | {"logit": Computed(table.shape("logit"), calibrated)})
+
+    def probability(self, table: Table) -> Float[Tensor, "n c"]:
+        """The calibrated probabilities of all rows, in the precision of the table's logits."""
+        logit = self.apply(table).logit
+        return logit.exp_()
+
+    def _check(self, table: Table, *, by: str) -> None:
+        """Raise unless it is fitted, and the table comes from the same model."""
+        check_table(table, by=by)
+        table.require("logit", by=by)
+        if missing := [name for name in ("classes_", *self.learned) if not hasattr(self, name)]:
+            raise NotFittedError(
+                f"{by} was called before fit (no {', '.join(missing)}). Call fit(table) first, with labelled images."
+            )
+        if table.shape("logit")[1] != self.classes_:
+            raise TableError(
+                f"{by}: {table.name} has {table.shape('logit')[1]} classes; {self.name} was fitted with "
+                f"{self.classes_}. Use a table of the same model."
+            )
+        both = f"{table.name} and the table that {self.name} was fitted on"
+        check_provenance(table.provenance, self.provenance_, by=by, of=both)

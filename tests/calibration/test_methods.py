@@ -1,0 +1,204 @@
+"""What all calibration methods have in common."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dubito.calibration import METHODS, Calibration, load_calibration, make_calibration, save_calibration
+from dubito.errors import (
+    ArtefactError,
+    MissingColumnError,
+    NotFittedError,
+    TableError,
+    UnknownNameError,
+    ValueRangeError,
+)
+from dubito.metrics import accuracy, nll
+from dubito.scores import MaxProbability
+from dubito.table import Provenance, Table
+from tests.calibration.samples import sample
+
+FAST = {
+    "vector": {"deviation": 0.3},
+    "dirichlet": {"deviation": 0.3, "off_diagonal": 0.1},
+    "matrix": {"deviation": 0.3, "off_diagonal": 0.1},
+}
+each = pytest.mark.parametrize("name", METHODS)
+
+
+def made(name: str) -> Calibration:
+    return make_calibration(name, **FAST.get(name, {}))
+
+
+@each
+def test_probabilities_are_positive_and_sum_to_one(name):
+    method = made(name).fit(sample(seed=1))
+    log_p = method.log_probability(sample(300, seed=2).logit)
+    assert log_p.isfinite().all()
+    assert torch.allclose(log_p.exp().sum(1), torch.ones(300, dtype=torch.float64), atol=1e-12)
+    extreme = method.log_probability(torch.tensor([[1e4, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+    assert extreme.isfinite().all()
+    assert torch.allclose(extreme.exp().sum(1), torch.ones(2, dtype=torch.float64), atol=1e-12)
+
+
+@each
+def test_an_overconfident_model_becomes_more_likely(name):
+    table, test = sample(2000, seed=3), sample(2000, seed=4)
+    calibrated = made(name).fit(table).apply(test)
+    assert nll(calibrated.logit, test.label) < nll(test.logit, test.label) - 0.1
+
+
+@each
+def test_predictions_are_kept_where_it_is_promised(name):
+    method = made(name).fit(sample(seed=5))
+    test = sample(1000, seed=6)
+    kept = torch.equal(method.apply(test).logit.argmax(1), test.logit.argmax(1))
+    assert kept or not method.keeps_predictions
+    assert method.keeps_predictions == (name in ("temperature", "histogram", "isotonic", "venn_abers"))
+    if method.keeps_predictions:
+        assert accuracy(method.apply(test).logit, test.label) == accuracy(test.logit, test.label)
+
+
+@each
+def test_the_order_of_rows_does_not_matter(name):
+    table, order = sample(200, seed=7), torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    test = sample(50, seed=8).logit
+    one, two = (made(name).fit(each).log_probability(test) for each in (table, table.rows(order)))
+    assert torch.allclose(one, two, atol=1e-5)
+    shuffled = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    fitted = made(name).fit(table)
+    assert torch.equal(fitted.log_probability(test[shuffled]), fitted.log_probability(test)[shuffled])
+
+
+@each
+def test_one_class_among_the_labels(name):
+    table = sample(60, seed=9)
+    table = table.extended(label=torch.zeros(60, dtype=torch.long))
+    calibrated = made(name).fit(table).apply(table)
+    assert calibrated.logit.isfinite().all()
+    assert nll(calibrated.logit, table.label) < nll(table.logit, table.label)
+
+
+@each
+def test_a_single_row(name):
+    table = Table(logit=[[1.0, 0.0, 0.5]], label=[0])
+    if name in ("temperature", "vector", "matrix", "dirichlet"):
+        with pytest.raises(ValueRangeError, match="grows without end"):
+            made(name).fit(table)
+    else:
+        p = made(name).fit(table).probability(table)
+        assert p.sum().item() == pytest.approx(1, abs=1e-6)
+        assert p.argmax() == 0
+
+
+@each
+def test_equal_rows_stay_equal(name):
+    table = Table(logit=[[1.0, 0.0, 0.0]] * 6 + [[0.0, 0.0, 2.0]] * 3, label=[0, 0, 0, 0, 1, 2, 2, 2, 1])
+    p = made(name).fit(table).probability(table)
+    assert torch.equal(p[:6], p[:1].expand(6, 3))
+    assert torch.equal(p[6:], p[6:7].expand(3, 3))
+
+
+@each
+def test_a_calibrated_table_is_a_table(name):
+    table = sample(300, seed=10)
+    table = Table(logit=table.logit.float(), label=table.label, loss=torch.zeros(300), feature=torch.ones(300, 2))
+    method = made(name).fit(table)
+    calibrated = method.apply(table)
+    assert calibrated.columns == ("logit", "label", "feature")
+    assert calibrated.logit.dtype == torch.float32
+    rows = torch.tensor([5, 2, 299])
+    assert torch.equal(calibrated.rows(rows).logit, calibrated.logit[rows])
+    assert torch.allclose(calibrated.logit.exp(), method.probability(table))
+    assert len(calibrated.rows(slice(0, 0)).logit) == 0
+    assert MaxProbability().score(calibrated).allclose(-method.probability(table).amax(1).double(), atol=1e-6)
+
+
+@each
+def test_saved_and_loaded(name, tmp_path):
+    table = sample(200, seed=11)
+    table.provenance = Provenance(model="net", weights="ab12")
+    method = made(name).fit(table)
+    loaded = load_calibration(save_calibration(method, tmp_path / "saved"))
+    assert loaded == method
+    assert loaded.provenance_ == table.provenance
+    assert torch.equal(loaded.apply(table).logit, method.apply(table).logit)
+    assert loaded.parameters == method.parameters
+
+
+def test_settings_of_infinity_are_saved(tmp_path):
+    method = make_calibration("vector", deviation=float("inf")).fit(sample())
+    assert load_calibration(save_calibration(method, tmp_path)).deviation == float("inf")
+
+
+def test_damaged_and_other_folders_are_refused(tmp_path):
+    with pytest.raises(ArtefactError, match="no calibration in"):
+        load_calibration(tmp_path / "nothing")
+    save_calibration(made("temperature").fit(sample()), tmp_path)
+    file = tmp_path / "calibration.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'\\"classes\\": 4', b'\\"classes\\": 5'))
+    with pytest.raises(ArtefactError, match="checksum"):
+        load_calibration(tmp_path)
+    with pytest.raises(NotFittedError, match="has not been fitted"):
+        save_calibration(made("temperature"), tmp_path)
+    with pytest.raises(UnknownNameError, match="Did you mean vector"):
+        make_calibration("vektor")
+    with pytest.raises(ValueRangeError, match="does not take these settings"):
+        make_calibration("temperature", bins=3)
+
+
+@each
+def test_wrong_inputs_are_refused(name):
+    method, table = made(name), sample(100)
+    with pytest.raises(NotFittedError, match=f"{name}.apply was called before fit"):
+        method.apply(table)
+    with pytest.raises(MissingColumnError, match="label"):
+        method.fit(table.select("logit"))
+    broken = table.logit.clone()
+    broken[3, 1] = torch.nan
+    with pytest.raises(ValueRangeError, match="NaN"):
+        method.fit(table.extended(logit=broken))
+    with pytest.raises(TableError, match="needs labelled rows"):
+        method.fit(table.rows(slice(0, 0)))
+    with pytest.raises(TableError, match="at least 2 classes"):
+        method.fit(Table(logit=[[1.0], [2.0]], label=[0, 0]))
+    method.fit(table)
+    with pytest.raises(ValueRangeError, match="NaN"):
+        method.probability(table.extended(logit=broken))
+    with pytest.raises(TableError, match="has 3 classes"):
+        method.apply(Table(logit=table.logit[:, :3]))
+
+
+def test_a_failed_fit_leaves_nothing_behind():
+    method = made("isotonic").fit(sample())
+    with pytest.raises(TableError):
+        method.fit(sample().rows(slice(0, 0)))
+    with pytest.raises(NotFittedError):
+        method.apply(sample())
+
+
+def test_another_model_is_refused():
+    table = sample()
+    table.provenance = Provenance(weights="ab12")
+    method = made("temperature").fit(table)
+    table.provenance = Provenance(weights="cd34")
+    with pytest.raises(TableError, match="must come from one model"):
+        method.apply(table)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([-3.0, 0.0, 0.0, 1.0, 4.0]), min_size=3, max_size=3), min_size=2, max_size=12),
+    st.sampled_from(["histogram", "isotonic", "venn_abers", "class_wise_isotonic"]),
+    st.randoms(use_true_random=False),
+)
+@settings(deadline=None, max_examples=25)
+def test_any_small_table_has_proper_probabilities(logits, name, random):
+    table = Table(logit=logits, label=[random.randrange(3) for _ in logits])
+    method = made(name).fit(table)
+    log_p = method.log_probability(table.logit)
+    assert log_p.isfinite().all()
+    assert np.allclose(log_p.exp().sum(1), 1)
+    if method.keeps_predictions:
+        assert torch.equal(log_p.float().argmax(1), table.logit.argmax(1))
