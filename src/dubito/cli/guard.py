@@ -53,7 +53,7 @@ def fit(
     ] = None,
     class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
     set_method: Annotated[
-        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps).")
+        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps, raps, saps).")
     ] = "lac",
     novel: Annotated[
         float, option("Refuse images that are rarer than all but this share of the reference images.")

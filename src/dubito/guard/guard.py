@@ -77,7 +77,20 @@ from dubito.validate import (
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
 _OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
-_SETS = {"coverage": float, "method": str, "class_wise": bool, "rows": COUNT, "thresholds": [float | None, ...]}
+_SETS = {
+    "coverage": float,
+    "method": str,
+    "class_wise": bool,
+    "rows": COUNT,
+    "thresholds": [float | None, ...],
+    "per?": str,
+    "clusters?": COUNT,
+    "penalty?": float,
+    "free_ranks?": COUNT,
+    "seed?": COUNT,
+    "groups?": [(int, str), ...],
+    "marginal?": [COUNT, ...],
+}
 _GROUP = {
     "group": (int, str),
     "value": float | None,
@@ -689,6 +702,9 @@ class Guard(Result):
             facts["alerts"] = "; ".join(self._alert_in_words(one) for one in self.missed)
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
+            kind = f"of every group of '{sets.per}'" if sets.per is not None else kind
+            kind = f"of every cluster of classes, {sets.clusters} at most," if sets.clusters else kind
+            kind += f" (of all images for {len(sets.marginal_)} classes)" if sets.marginal_ else ""
             facts["sets"] = f"contain the true class for {100 * sets.coverage:g} % {kind} ({sets.method})"
         return facts
 

@@ -3,7 +3,7 @@
     E_k = mean_j prod_(i <= k) (1 + c_j (r - l_i) / (1 - r)),     0 < c_j < 1,   l in [0, 1]
 
 tests that the mean of independent losses is r or more: then every factor has a mean of 1 at most, so E_k does, too, and
-P(E_k >= 1 / delta) <= delta by Markov's inequality. This is the hedged capital of Waudby-Smith & Ramdas (2024, section
+P(E_k >= 1 / delta) <= delta by Markov's inequality. This is the capital process of Waudby-Smith & Ramdas (2024, section
 4), but the stakes c_j are a fixed grid, with equal weights, in place of ones that follow the losses: a product of fixed
 stakes does not depend on the order of its factors, so the tests of k = s, s + 1, ... images are running sums, and the
 proof of `dubito.guard.thresholds` holds word for word, with E_k >= 1 / delta in place of p_k <= delta. Losses that vary
