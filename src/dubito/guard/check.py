@@ -134,7 +134,7 @@ class GuaranteeCheck(Result):
 
 
 @dataclass(frozen=True)
-class Part:
+class GuaranteePart:
     """What one part of a guarantee is about.
 
     Attributes:
@@ -159,7 +159,7 @@ def check_guarantee(
     shift: Shift,
     *,
     own: float = 0.0,
-    parts: Sequence[Part] = (),
+    parts: Sequence[GuaranteePart] = (),
 ) -> GuaranteeCheck:
     """Compare what a guard did with what it guarantees.
 
@@ -179,7 +179,9 @@ def check_guarantee(
         counted = np.asarray(counted, dtype=np.float64) / guarantee.largest
     confidence = 1 - (1 - guarantee.confidence) / max(1, len(parts) + (guarantee.per is None))
     whole = _check_part(
-        Part("all", about, counted, guarantee.level, at_least=guarantee.kind == "coverage"), guarantee, confidence
+        GuaranteePart("all", about, counted, guarantee.level, at_least=guarantee.kind == "coverage"),
+        guarantee,
+        confidence,
     )
     checked = tuple(_check_part(part, guarantee, confidence) for part in parts)
     statuses = [part.status for part in checked]
@@ -190,7 +192,7 @@ def check_guarantee(
     return GuaranteeCheck(status, guarantee, whole.count, whole.of, whole.observed, shift, own, checked)
 
 
-def _check_part(part: Part, guarantee: Guarantee, confidence: float) -> PartCheck:
+def _check_part(part: GuaranteePart, guarantee: Guarantee, confidence: float) -> PartCheck:
     values, largest = part.counted[part.about], 1.0
     count, of = int((values > 0).sum()), len(values)
     if of == 0:

@@ -39,7 +39,7 @@ from dubito.errors import (
     OwnLabelsWarning,
     TableError,
 )
-from dubito.guard.check import GuaranteeCheck, Part, check_guarantee
+from dubito.guard.check import GuaranteeCheck, GuaranteePart, check_guarantee
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.costs import CostMatrix
@@ -526,17 +526,17 @@ class Guard(Result):
     ) -> GuaranteeCheck:
         """What labelled images show about the guarantee, and about every part of it."""
         wrong = observed.wrong if self.costs is None else observed.loss
-        parts: list[Part] = []
+        parts: list[GuaranteePart] = []
         if wrong is not None and observed.wrong is not None:
             counted = wrong / self.guarantee.largest if self.costs is not None else wrong
             for place, one in enumerate(self.groups):
                 if not one.reason:
                     about = accept & (observed.group == place)
-                    parts.append(Part(self._group_name(place), about, counted, self.guarantee.level))
+                    parts.append(GuaranteePart(self._group_name(place), about, counted, self.guarantee.level))
             label = table.label.numpy()
             for rule in self.guarantee.missed:
                 lost = accept & observed.wrong
-                parts.append(Part(f"missed {rule.name}", label == rule.label, lost, rule.level))
+                parts.append(GuaranteePart(f"missed {rule.name}", label == rule.label, lost, rule.level))
         return check_guarantee(self.guarantee, accept, wrong, shift, own=own, parts=parts)
 
     def check(self, labelled: Any) -> GuaranteeCheck:
