@@ -73,7 +73,7 @@ Layout = Literal["tsne", "umap"]
 Colouring = Literal["label", "predicted", "uncertainty"]
 """What the circles of a map are coloured by."""
 
-SetMethod = Literal["lac", "aps"]
+SetMethod = Literal["lac", "aps", "raps", "saps"]
 """How classes are scored for a prediction set."""
 
 

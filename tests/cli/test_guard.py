@@ -399,3 +399,22 @@ def test_the_history_of_a_watch_is_shown_beside_its_guard_alone(run: Run, labell
         nowhere = run(*command, *guard, "--watch", tmp_path / "nowhere")
         assert (nowhere.code, "must be the folder of a watch" in nowhere.err) == (1, True)
         assert not (tmp_path / "nowhere").exists()
+
+
+def test_classes_costs_and_missed_classes(run: Run, labelled: Path, tmp_path: Path) -> None:
+    """What images do not suffice for is said in the words of the command line; with so many, that is all of them."""
+    costs = tmp_path / "costs.csv"
+    classes = dubito.open(labelled).shape("logit")[1]
+    costs.write_text("\n".join(",".join("0" if i == j else "1" for j in range(classes)) for i in range(classes)))
+    fit = ("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "max_probability", "--novel", 0)
+    answer = run(*fit, "--per", "class")
+    assert "no predicted class has a threshold that keeps the guarantee" in answer.err
+    answer = run(*fit, "--missed", "0=0.01")
+    assert "to miss at most 0.01 of the images of class" in answer.err
+    answer = run(*fit, "--costs", costs, "--risk", 0.9, "--confidence", 0.2)
+    assert "cost at most 0.9 on average" in answer.out or "no threshold keeps" in answer.err
+    costs.write_text("0,1\n2,0\n")
+    assert f"costs must be a matrix ({classes}, {classes})" in run(*fit, "--costs", costs).err
+    costs.write_text("class,b\n2,0\n")
+    assert "must be a CSV file of numbers alone" in run(*fit, "--costs", costs).err
+    assert "must be CLASS=SHARE, such as crack=0.01; got 'crack'" in run(*fit, "--missed", "crack").err

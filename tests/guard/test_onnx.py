@@ -249,3 +249,20 @@ def test_a_model_that_chooses_its_way_is_reported_and_nothing_is_written(
         guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
     assert not (tmp_path / "guard.onnx").exists()
     assert capfd.readouterr() == ("", "")
+
+
+def test_thresholds_of_classes_and_missed_classes_are_in_the_graph(model: WrappedClassifier, table: Table) -> None:
+    x = inputs(200, seed=5)
+    frequent = int(table.label.mode().values)
+    for settings in ({"per": "class"}, {"missed": {frequent: 0.3}}):
+        guard = Guard.fit(model, table, 0.6, 0.6, scores=["entropy"], novel=0.0, sets=False, **settings)
+        accept = GuardModule(guard, x)(x)[2]
+        assert torch.equal(accept, guard(x).accept)
+        assert int(accept.sum()) > 0
+
+
+def test_groups_are_not_in_a_graph(model: WrappedClassifier, table: Table) -> None:
+    grouped = table.extended(site=["a", "b"] * 250)
+    guard = Guard.fit(model, grouped, 0.6, 0.6, per="site", scores=["entropy"], novel=0.0, sets=False)
+    with pytest.raises(GuardError, match="a threshold for every group of 'site', which a graph of images does not"):
+        GuardModule(guard, inputs(2))

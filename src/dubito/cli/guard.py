@@ -34,6 +34,15 @@ def fit(
     false_alarms: Annotated[
         float | None, option("Instead: at most this share of correct predictions is refused.")
     ] = None,
+    per: Annotated[str | None, option("Hold in every predicted class: class.", "class")] = None,
+    costs: Annotated[
+        Path | None,
+        option("What errors cost: CSV of numbers, a row per true and a column per predicted class.", "FILE"),
+    ] = None,
+    missed: Annotated[
+        list[str],
+        option("Besides: at most this share of a class is accepted as another; more than once.", "CLASS=SHARE"),
+    ] = [],
     score: options.Scores = [],
     train: Annotated[
         Place | None,
@@ -44,7 +53,7 @@ def fit(
     ] = None,
     class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
     set_method: Annotated[
-        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps).")
+        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps, raps, saps).")
     ] = "lac",
     novel: Annotated[
         float, option("Refuse images that are rarer than all but this share of the reference images.")
@@ -72,6 +81,9 @@ def fit(
             confidence,
             coverage=coverage,
             false_alarms=false_alarms,
+            per=per,
+            costs=None if costs is None else _costs_in(costs),
+            missed=_shares(missed),
             scores=score or None,
             train=learned,
             sets=chosen,
@@ -280,6 +292,29 @@ def export(
     with screen.waiting("exporting"):
         path = loaded.export_onnx(to)
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
+
+
+def _costs_in(path: Path) -> list[list[float]]:
+    """The numbers of a CSV file."""
+    try:
+        rows = [line.split(",") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        return [[float(one) for one in row] for row in rows]
+    except (OSError, ValueError) as error:
+        raise BadParameter(
+            f"--costs: '{path}' must be a CSV file of numbers alone, without a header ({error})."
+        ) from error
+
+
+def _shares(missed: Sequence[str]) -> dict[str | int, float]:
+    """By class, its share; a class that is a number is an index."""
+    shares: dict[str | int, float] = {}
+    for text in missed:
+        name, _, share = text.rpartition("=")
+        try:
+            shares[int(name) if name.isdecimal() else name] = float(share)
+        except ValueError as error:
+            raise BadParameter(f"--missed must be CLASS=SHARE, such as crack=0.01; got '{text}'.") from error
+    return shares
 
 
 def _check_place(to: Place) -> None:

@@ -300,7 +300,7 @@ class Collection:
         return self._decided(guard)[1]
 
     def _guard_uncertainty(self, guard: Guard) -> Float32[np.ndarray, "n"]:
-        """Infinite for images that the guard refuses as novel, whatever their score."""
+        """Infinite for images that are refused whatever their score; where thresholds differ, how far above its own."""
         return self._decided(guard)[0]
 
     def _decided(self, guard: Guard) -> tuple[Float32[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
@@ -308,7 +308,7 @@ class Collection:
         u, accept = np.empty(len(self), dtype=np.float32), np.empty(len(self), dtype=np.int32)
         for start, batch in self.blocks():
             decided, rows = guard.decide(batch), slice(start, start + len(batch))
-            u[rows], accept[rows] = decided.uncertainty.masked_fill(decided.novel, np.inf), decided.accept
+            u[rows], accept[rows] = decided.compared, decided.accept
         self._values |= {GUARD: u, "accepted": accept}
         return u, accept
 

@@ -227,8 +227,7 @@ class Inspector:
         if row is not None and (score is None or len(self.collection) <= _RANKED):
             return float(self.collection.values(name)[row])
         if name == GUARD and self.collection.guard is not None:
-            decided = self.collection.guard.decide(table)
-            return math.inf if bool(decided.novel[0]) else float(decided.uncertainty[0])
+            return float(self.collection.guard.decide(table).compared[0])
         if score is None or any(column not in table for column in score.columns_in(table)):
             return None
         return float(score.score(table)[0])

@@ -119,7 +119,7 @@ class _Api:
             described = {
                 "guarantee": guard.guarantee.sentence(guard.threshold.of),
                 "findings": collection.guard_findings,
-                "threshold": float(np.nextafter(np.float32(guard.threshold.value), np.float32(-np.inf))),
+                "threshold": float(np.nextafter(np.float32(guard.line), np.float32(-np.inf))),
                 "score": "guard",
             }
         sets = zip(collection.sets.items(), (False, *[True] * len(collection.sets)), strict=False)

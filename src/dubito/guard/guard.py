@@ -11,15 +11,16 @@ guarantee is kept (`check`).
 """
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
@@ -38,12 +39,16 @@ from dubito.errors import (
     OwnLabelsWarning,
     TableError,
 )
-from dubito.guard.check import GuaranteeCheck, check_guarantee
+from dubito.guard.check import GuaranteeCheck, GuaranteePart, check_guarantee
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
+from dubito.guard.costs import CostMatrix
+from dubito.guard.groups import Group, GroupThreshold, group_codes, group_thresholds, groups_in
+from dubito.guard.groups import limits as limits_of
+from dubito.guard.missed import MissedThreshold, alerts, missed_classes, missed_thresholds
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
-from dubito.guard.shift import Observations, find_shift
-from dubito.guard.thresholds import Guarantee, Threshold, percent
+from dubito.guard.shift import Observations, Shift, find_shift
+from dubito.guard.thresholds import CLASS, Guarantee, Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions
@@ -71,10 +76,41 @@ from dubito.validate import (
 
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
-_OBSERVED = "observed.safetensors"
-_SETS = {"coverage": float, "method": str, "class_wise": bool, "rows": COUNT, "thresholds": [float | None, ...]}
+_OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
+_SETS = {
+    "coverage": float,
+    "method": str,
+    "class_wise": bool,
+    "rows": COUNT,
+    "thresholds": [float | None, ...],
+    "per?": str,
+    "clusters?": COUNT,
+    "penalty?": float,
+    "free_ranks?": COUNT,
+    "seed?": COUNT,
+    "groups?": [(int, str), ...],
+    "marginal?": [COUNT, ...],
+}
+_GROUP = {
+    "group": (int, str),
+    "value": float | None,
+    "accepted": COUNT,
+    "errors": COUNT,
+    "of": COUNT,
+    "reason": str,
+}
 _LAYOUT = {
-    "guarantee": {"kind": str, "level": float, "confidence": float},
+    "guarantee": {
+        "kind": str,
+        "level": float,
+        "confidence": float,
+        "per?": str,
+        "largest?": float,
+        "two_costs?": bool,
+        "missed?": [{"label": COUNT, "level": float, "name": str}, ...],
+    },
+    "groups?": [_GROUP, ...],
+    "missed?": [{"label": COUNT, "value": float | None, "missed": COUNT, "of": COUNT}, ...],
     "threshold": {"value": float, "accepted": COUNT, "errors": (None, COUNT), "of": COUNT},
     "scores": [str, ...],
     "weights": {str: float},
@@ -86,6 +122,8 @@ _LAYOUT = {
     "rows": dict.fromkeys(("table", "train", "reference", "calibrate", "novel"), COUNT),
 }
 """Of guard.json."""
+_NAMED = 3
+"""Refused classes or groups that are named."""
 _MOST_COMPARED = 2048
 """Images that are compared with the calibration images, to see whether they are these."""
 
@@ -106,6 +144,10 @@ class Guard(Result):
         rows: How many images the table and each of its parts had.
         model: The model itself; without it, only tables can be decided on.
         probes: Probes of columns that cannot be rebuilt from the provenance.
+        groups: The threshold of every predicted class or group, where the guarantee holds for each; `threshold` is then
+            what they do together, and the largest of them.
+        missed: From which probability on images are refused, so that a class is rarely missed.
+        costs: What predictions cost, where that is bounded.
     """
 
     guarantee: Guarantee
@@ -118,6 +160,9 @@ class Guard(Result):
     rows: dict[str, int]
     model: Classifier | None = None
     probes: Sequence[Probe] = ()
+    groups: tuple[GroupThreshold, ...] = ()
+    missed: tuple[MissedThreshold, ...] = ()
+    costs: CostMatrix | None = None
     _checked: tuple[Provenance, tuple[object, ...]] | None = field(default=None, init=False)
     """The model's own record, and the signature of its module at that time."""
 
@@ -131,6 +176,9 @@ class Guard(Result):
         *,
         coverage: float | None = None,
         false_alarms: float | None = None,
+        per: str | None = None,
+        costs: Any = None,
+        missed: Mapping[Any, float] | None = None,
         scores: Scores | None = None,
         train: Table | None = None,
         sets: PredictionSets | bool = True,
@@ -148,6 +196,13 @@ class Guard(Result):
             confidence: Probability, over tables like this one, that the guarantee holds.
             coverage: Guarantee instead that at least this share of all images is accepted.
             false_alarms: Guarantee instead that at most this share of the correct predictions is refused.
+            per: "class": the risk holds for the accepted images of every predicted class, all together with the
+                confidence; or the name of a column of the table, such as one with cameras: for those of every group.
+                Classes and groups with too few images are refused.
+            costs: What predictions cost, in place of 1 for wrong ones: a matrix (true class, predicted class) of
+                numbers from 0 on. `risk` is then the largest mean cost of the accepted images, in the same unit.
+            missed: By class, the largest share of its images that is accepted as another class: {"crack": 0.01}. Images
+                that may be of the class are refused. Holds besides, together with the other guarantee.
             scores: Scores to choose among, by name or as a list; the first stays unless another is clearly better. By
                 default all that the columns allow, max-probability at the best temperature first, but no
                 uncertainty head. Scores that are fitted already, and heads, must have learned from other images than
@@ -165,15 +220,21 @@ class Guard(Result):
             GuardError: The guarantee cannot be given with these images; the message says how many it takes.
         """
         check_model_first(model, table, by="Guard.fit", what="table")
-        guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         check_table(table, by="Guard.fit")
+        table.require("logit", by="Guard.fit")
+        matrix = None if costs is None else CostMatrix.of(costs, table.shape("logit")[1])
+        guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
+        classes = table.classes if model is None else getattr(model, "classes", None) or table.classes
+        rare = missed_classes(missed, classes, table.shape("logit")[1], by="Guard.fit")
+        guarantee = guarantee.extended(per=per, costs=matrix, missed=rare)
+        if per not in (None, CLASS):
+            groups_in(table, str(per), by="Guard.fit")
         if train is not None:
             check_rows(train, by="Guard.fit", what="train")
             check_same_model(table, {"train": train}, by="Guard.fit")
         check_number(novel, "[0, 1)", by="Guard.fit", what="novel", hint=f"{NOVEL} is usual.")
         check_seed(seed, by="Guard.fit")
-        table.require("logit", by="Guard.fit")
-        labelled = guarantee.kind != "coverage" or has_model_labels(table)
+        labelled = guarantee.needs_labels or has_model_labels(table)
         if labelled:
             wrong_predictions(table, by="Guard.fit")  # checks the labels
         provenance, checked = table.provenance, None
@@ -184,11 +245,16 @@ class Guard(Result):
         selection, calibrate, rows = select_scores(table, scores, train, labelled=labelled, novel=novel, seed=seed)
         names = dict.fromkeys([*selection.combination.weights, *filter(None, [selection.roles.density])])
         values = {name: selection.scores[name].score(calibrate) for name in names}
-        calibration = _with_sketch(_observe(selection, values, calibrate, labelled=labelled), calibrate)
+        _, gated = selection.uncertainty(values)
+        rules = missed_thresholds(guarantee, calibrate, gated.numpy())
+        names_of_groups = _groups(guarantee, calibrate, by="Guard.fit")
+        context = _Rules(guarantee, rules, names_of_groups, matrix)
+        calibration = _with_sketch(_observe(selection, values, calibrate, context, labelled=labelled), calibrate)
         rows = {"table": len(table), **rows, "novel": int(np.isinf(calibration.uncertainty).sum())}
+        threshold, groups = _threshold(guarantee, selection, calibration, len(table), names_of_groups, by="Guard.fit")
         guard = cls(
             guarantee=guarantee,
-            threshold=_threshold(guarantee, selection, calibration, len(table), by="Guard.fit"),
+            threshold=threshold,
             selection=selection,
             calibration=calibration,
             sets=fitted_sets(sets, calibrate, labelled=labelled),
@@ -197,6 +263,9 @@ class Guard(Result):
             rows=rows,
             model=model,
             probes=probes,
+            groups=groups,
+            missed=rules,
+            costs=matrix,
         )
         guard._checked = checked
         return guard
@@ -208,17 +277,27 @@ class Guard(Result):
         confidence 0.95, use 1 - 0.05 / 3 for each (Bonferroni). A risk that is chosen because it is the smallest that
         passes is one of many that were tried: choose one that you can accept anyway.
 
+        What holds besides stays: for every class or group, costs, missed classes.
+
         Args:
-            risk: At most this share of the accepted images is wrong.
+            risk: At most this share of the accepted images is wrong; or their largest mean cost.
             confidence: Probability, over calibration sets, that this holds; by default that of this guard.
 
         Raises:
             GuardError: The risk cannot be guaranteed; the message says which one can, and estimates how many images it
                 would take.
         """
-        guarantee = Guarantee("risk", risk, self.guarantee.confidence if confidence is None else confidence)
-        threshold = _threshold(guarantee, self.selection, self.calibration, self.rows["table"], by="guard.with_risk")
-        guard = replace(self, guarantee=guarantee, threshold=threshold)
+        if self.guarantee.missed and confidence not in (None, self.guarantee.confidence):
+            raise GuardError(
+                f"guard.with_risk: the guarantee about missed classes holds with confidence "
+                f"{self.guarantee.confidence:g} only. Leave out confidence, or fit a guard with another one."
+            )
+        guarantee = self.guarantee.with_risk(risk, self.guarantee.confidence if confidence is None else confidence)
+        names = tuple(one.group for one in self.groups)
+        threshold, groups = _threshold(
+            guarantee, self.selection, self.calibration, self.rows["table"], names, by="guard.with_risk"
+        )
+        guard = replace(self, guarantee=guarantee, threshold=threshold, groups=groups)
         guard._checked = self._checked
         return guard
 
@@ -237,9 +316,10 @@ class Guard(Result):
         table = labelled if isinstance(labelled, Table) else self.predict(labelled)
         check_table(table, by="guard.refit")
         self._check_model(table)
-        has_labels = self.guarantee.kind != "coverage" or _labels_are_classes(table)
+        has_labels = self.guarantee.needs_labels or _labels_are_classes(table)
         if has_labels:
             wrong_predictions(table, by="guard.refit")  # checks the labels
+        names = _groups(self.guarantee, table, by="guard.refit")
         fitted = self.rows["calibrate"] < self.rows["table"]  # and not refitted: no score was chosen on the images then
         if fitted and (own := self._own_images(table)):
             warnings.warn(
@@ -250,34 +330,50 @@ class Guard(Result):
                 stacklevel=2,
             )
         values = {name: score.score(table) for name, score in self.selection.scores.items()}
-        calibration = _with_sketch(_observe(self.selection, values, table, labelled=has_labels), table)
+        _, gated = self.selection.uncertainty(values)
+        rules = missed_thresholds(self.guarantee, table, gated.numpy())
+        context = _Rules(self.guarantee, rules, names, self.costs)
+        calibration = _with_sketch(_observe(self.selection, values, table, context, labelled=has_labels), table)
+        threshold, groups = _threshold(self.guarantee, self.selection, calibration, len(table), names, by="guard.refit")
         rows = {**self.rows, "table": len(table), "calibrate": len(table)}
         guard = replace(
             self,
             calibration=calibration,
-            threshold=_threshold(self.guarantee, self.selection, calibration, len(table), by="guard.refit"),
+            threshold=threshold,
+            groups=groups,
+            missed=rules,
             sets=fitted_sets((has_labels and self.sets) or False, table, labelled=has_labels),
             rows={**rows, "novel": int(np.isinf(calibration.uncertainty).sum())},
         )
         guard._checked = self._checked
         return guard
 
-    def __call__(self, images: Any) -> Verdict | Decisions:
+    def __call__(self, images: Any, *, group: Group | None = None) -> Verdict | Decisions:
         """A verdict of one image, or of each of many.
 
         Args:
             images: Whatever `dubito.open_images` takes, or a table. A path or URL of an image, a Pillow image, an array
                 (h, w, 3) or an input (3, h, w) is one image, anything else is many.
+            group: The group of all these images, such as their camera, where the guarantee holds for every group. For
+                images of several groups, decide on a table that has the column.
         """
-        decisions, single = self.decide_images(images)
+        decisions, single = self.decide_images(images, group=group)
         return decisions[0] if single else decisions
 
-    def decide_images(self, images: Any) -> tuple[Decisions, bool]:
+    def decide_images(self, images: Any, *, group: Group | None = None) -> tuple[Decisions, bool]:
         """Verdicts of images or of a table, and whether it is one image alone."""
         if isinstance(images, Table):
-            return self.decide(images), False
+            return self.decide(self._grouped(images, group)), False
         opened, single = one_or_many(images)
-        return replace(self.decide(self.predict(opened)), images=opened), single
+        return replace(self.decide(self._grouped(self.predict(opened), group)), images=opened), single
+
+    def _grouped(self, table: Table, group: Group | None) -> Table:
+        """A table whose rows are all of one group, if there is one."""
+        if group is None:
+            return table
+        if self.guarantee.per in (None, CLASS):
+            raise GuardError("guard: group goes with a guarantee for every group, and this one has none. Leave it out.")
+        return table.extended(**{str(self.guarantee.per): [group] * len(table)})
 
     def stream(self, images: Any, *, batch: int = 64, watch: Watch | None = None) -> Iterator[Verdict]:
         """Verdicts of images one after the other: a few are in memory at a time, however many there are.
@@ -351,16 +447,18 @@ class Guard(Result):
         values = {name: score.score(table) for name, score in selection.scores.items()}
         ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in filter(None, roles)}
         u, novel = selection.uncertainty(values)
-        accept = (u <= self.threshold.value) & ~novel
+        rules = _Rules(self.guarantee, self.missed, tuple(one.group for one in self.groups), self.costs)
+        observed = _observe(selection, values, table, rules, labelled=_labels_are_classes(table))
+        limits, alert = self.limits(observed), alerts(self.missed, table)
+        accept = torch.from_numpy(observed.uncertainty <= limits)
         p, predicted = top_two(table.logit)
         density = ranks.get(roles.density or "")
         threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
-        observed = _observe(selection, values, table, labelled=_labels_are_classes(table))
-        shift = find_shift(self.calibration, observed, threshold=self.threshold.value, classes=self.classes)
+        before = self.limits(self.calibration)
+        shift = find_shift(self.calibration, observed, threshold=limits, before=before, classes=self.classes)
         check = None
-        if (wrong := observed.wrong) is not None:
-            own = self._own_images(table)
-            check = check_guarantee(self.guarantee, accept.numpy(), wrong, shift, own=own)
+        if observed.wrong is not None:
+            check = self._checked_on(table, observed, accept.numpy(), shift, own=self._own_images(table))
         return Decisions(
             ids=table.row_ids(),
             classes=self.classes,
@@ -378,9 +476,68 @@ class Guard(Result):
             guarantee=self.guarantee.sentence(self.threshold.of),
             shift=shift,
             check=check,
-            label=None if wrong is None else table.label,
+            label=None if observed.wrong is None else table.label,
             skipped=table.skipped,
+            rules=self._rules_in_words(observed, alert, torch.from_numpy(limits)),
+            limit=torch.from_numpy(limits) if self.groups else None,
+            limit_rank=rank(torch.from_numpy(limits), selection.uncertainty_quantiles) if self.groups else None,
         )
+
+    @property
+    def line(self) -> float:
+        """Up to which value of `Decisions.compared` images are accepted."""
+        return 0.0 if self.groups else self.threshold.value
+
+    def limits(self, observed: Observations) -> Float64[np.ndarray, "n"]:
+        """Up to which uncertainty each image is accepted: the guard's threshold, or that of its class or group."""
+        if not self.groups:
+            return np.full(len(observed), self.threshold.value)
+        if observed.group is None:
+            raise GuardError(f"guard: the images lack their groups, column '{self.guarantee.per}'.")
+        return limits_of(self.groups, observed.group)
+
+    def _rules_in_words(
+        self, observed: Observations, alert: Int64[Tensor, "n"], limits: Float64[Tensor, "n"]
+    ) -> dict[int, tuple[str, str]]:
+        """Of rows that are refused however certain they are, the kind of the reason, and the reason."""
+        levels = {one.label: one for one in self.guarantee.missed}
+        words: dict[int, tuple[str, str]] = {}
+        if self.groups and observed.group is not None:
+            what = "predicted class" if self.guarantee.per == CLASS else f"{self.guarantee.per}"
+            for row in limits.isneginf().nonzero()[:, 0].tolist():
+                place = int(observed.group[row])
+                reason = self.groups[place].reason if place >= 0 else "it has no calibration images"
+                name = self._group_name(place) if place >= 0 else "unknown"
+                words[row] = f"{what} without a threshold", f"{what} {name} is refused: {reason}"
+        for row in (alert >= 0).nonzero()[:, 0].tolist():
+            one = levels[int(alert[row])]
+            held = f"may be {one.name}, of which at most {100 * one.level:g} % may be missed"
+            words[row] = f"may be {one.name}", held
+        return words
+
+    def _group_name(self, place: int) -> str:
+        group = self.groups[place].group
+        if self.guarantee.per == CLASS and self.classes is not None:
+            return self.classes[int(group)].partition(",")[0]
+        return str(group)
+
+    def _checked_on(
+        self, table: Table, observed: Observations, accept: Bool[np.ndarray, "n"], shift: Shift, *, own: float
+    ) -> GuaranteeCheck:
+        """What labelled images show about the guarantee, and about every part of it."""
+        wrong = observed.wrong if self.costs is None else observed.loss
+        parts: list[GuaranteePart] = []
+        if wrong is not None and observed.wrong is not None:
+            counted = wrong / self.guarantee.largest if self.costs is not None else wrong
+            for place, one in enumerate(self.groups):
+                if not one.reason:
+                    about = accept & (observed.group == place)
+                    parts.append(GuaranteePart(self._group_name(place), about, counted, self.guarantee.level))
+            label = table.label.numpy()
+            for rule in self.guarantee.missed:
+                lost = accept & observed.wrong
+                parts.append(GuaranteePart(f"missed {rule.name}", label == rule.label, lost, rule.level))
+        return check_guarantee(self.guarantee, accept, wrong, shift, own=own, parts=parts)
 
     def check(self, labelled: Any) -> GuaranteeCheck:
         """Whether the guarantee is kept on labelled images: what is observed, with an exact interval.
@@ -391,11 +548,13 @@ class Guard(Result):
         """
         table = labelled if isinstance(labelled, Table) else self.predict(labelled)
         check_table(table, by="guard.check")
-        needs_labels = self.guarantee.kind != "coverage"
-        wrong = wrong_predictions(table, by="guard.check").numpy() if needs_labels else None
+        if self.guarantee.needs_labels:
+            wrong_predictions(table, by="guard.check")  # checks the labels
         decisions = self.decide(table)
-        own = self._own_images(table) if decisions.check is None else decisions.check.own
-        return check_guarantee(self.guarantee, decisions.accept.numpy(), wrong, decisions.shift, own=own)
+        if decisions.check is not None:
+            return decisions.check
+        own = self._own_images(table)
+        return check_guarantee(self.guarantee, decisions.accept.numpy(), None, decisions.shift, own=own)
 
     def _own_images(self, table: Table) -> float:
         """The share of a table's images that are calibration images, by content; 0 where it is one percent at most.
@@ -463,6 +622,8 @@ class Guard(Result):
 
     def _write(self, folder: Path) -> None:
         self.selection.write(folder)
+        if self.costs is not None:
+            write_file(folder / _COSTS, save({"costs": self.costs.costs}))
         arrays = {name: np.ascontiguousarray(one) for name, one in self.calibration.arrays().items()}
         write_file(folder / _OBSERVED, save(arrays))
 
@@ -492,8 +653,12 @@ class Guard(Result):
     def _read(cls, folder: Place, described: Mapping[str, Any]) -> "Guard":
         check_layout(described, _LAYOUT)
         parts = FOLDER.part(folder, described["parts"])
+        guarantee, costs = Guarantee.from_json(described["guarantee"]), None
+        if guarantee.kind == "cost":
+            matrix = load_file(parts / _COSTS)["costs"]
+            costs = CostMatrix.of(matrix, len(matrix))
         return cls(
-            guarantee=Guarantee(**described["guarantee"]),
+            guarantee=guarantee,
             threshold=Threshold(**described["threshold"]),
             selection=ScoreSelection.read(parts, described),
             calibration=Observations.from_arrays(load_file(parts / _OBSERVED)),
@@ -501,6 +666,9 @@ class Guard(Result):
             classes=described["classes"],
             provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
             rows=described["rows"],
+            groups=tuple(GroupThreshold.from_json(one) for one in described.get("groups", ())),
+            missed=tuple(MissedThreshold.from_json(one) for one in described.get("missed", ())),
+            costs=costs,
         )
 
     def export_onnx(self, to: str | Path, example: Tensor | None = None) -> Path:
@@ -519,7 +687,8 @@ class Guard(Result):
         calibration = f"{threshold.accepted} of {threshold.of} accepted ({threshold.accepted / threshold.of:.1%})"
         if threshold.errors is not None:
             rate = threshold.errors / max(1, threshold.accepted)
-            calibration += f", {threshold.errors} of them wrong ({rate:.1%})"
+            what = "wrong" if self.costs is None else "at a cost"
+            calibration += f", {threshold.errors} of them {what} ({rate:.1%})"
         novelty = f"{self.rows['novel']} of {threshold.of} calibration images are refused as unlike the others"
         facts = {
             "uncertainty": str(self.selection.combination),
@@ -527,15 +696,42 @@ class Guard(Result):
             "kinds": str(self.selection.roles),
             "novelty": "not checked" if self.selection.gate is None else novelty,
         }
+        if self.groups:
+            facts |= {"classes" if self.guarantee.per == CLASS else "groups": self._groups_in_words()}
+        if self.missed:
+            facts["alerts"] = "; ".join(self._alert_in_words(one) for one in self.missed)
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
+            kind = f"of every group of '{sets.per}'" if sets.per is not None else kind
+            kind = f"of every cluster of classes, {sets.clusters} at most," if sets.clusters else kind
+            kind += f" (of all images for {len(sets.marginal_)} classes)" if sets.marginal_ else ""
             facts["sets"] = f"contain the true class for {100 * sets.coverage:g} % {kind} ({sets.method})"
         return facts
 
+    def _groups_in_words(self) -> str:
+        """How many have a threshold, and the first of those that do not."""
+        refused = [place for place, one in enumerate(self.groups) if one.reason]
+        words = f"{len(self.groups) - len(refused)} of {len(self.groups)} have a threshold"
+        if refused:
+            first = [f"{self._group_name(place)} ({self.groups[place].reason})" for place in refused[:_NAMED]]
+            more = f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else ""
+            words += f"; refused are {', '.join(first)}{more}"
+        return words
+
+    def _alert_in_words(self, one: MissedThreshold) -> str:
+        name = next(rule.name for rule in self.guarantee.missed if rule.label == one.label)
+        missed = f"{one.missed} of {one.of} calibration images of {name} would be missed"
+        if math.isinf(one.value):
+            return f"{missed} without any alert"
+        return f"{name} from a probability of {one.value:.2g} on: {missed}"
+
     def to_dict(self) -> Json:
         """What is guaranteed, what was selected, and what was seen, as plain values."""
+        parts: dict[str, Sequence[GroupThreshold] | Sequence[MissedThreshold]]
+        parts = {"groups": self.groups, "missed": self.missed}
         return {
-            "guarantee": asdict(self.guarantee),
+            **{name: [one.to_json() for one in part] for name, part in parts.items() if part},
+            "guarantee": self.guarantee.to_json(),
             "threshold": self.threshold._asdict(),
             **asdict(self.selection.combination),
             "roles": self.selection.roles._asdict(),
@@ -554,19 +750,49 @@ class Guard(Result):
         return "\n".join(f"{name:12}  {text}" for name, text in lines.items())
 
 
+class _Rules(NamedTuple):
+    """What decides about images besides their uncertainty."""
+
+    guarantee: Guarantee
+    missed: Sequence[MissedThreshold]
+    groups: Sequence[Group]
+    costs: CostMatrix | None
+
+
 def _observe(
-    selection: ScoreSelection, values: Mapping[str, Float64[Tensor, "n"]], table: Table, *, labelled: bool
+    selection: ScoreSelection,
+    values: Mapping[str, Float64[Tensor, "n"]],
+    table: Table,
+    rules: _Rules,
+    *,
+    labelled: bool,
 ) -> Observations:
     """What a guard observes of a table, from its scores."""
     u, novel = selection.uncertainty(values)
-    predicted = [torch.zeros(0, dtype=torch.long), *(batch.logit.argmax(1) for batch in table.batches("logit"))]
-    density = selection.roles.density
+    parts = [torch.zeros(0, dtype=torch.long), *(batch.logit.argmax(1) for batch in table.batches("logit"))]
+    predicted, density, per = torch.cat(parts).numpy(), selection.roles.density, rules.guarantee.per
+    group = None
+    if per is not None:
+        group = group_codes(predicted if per == CLASS else groups_in(table, per, by="guard"), rules.groups)
+    refused = novel | (alerts(rules.missed, table) >= 0)
+    wrong = wrong_predictions(table, by="guard").numpy() if labelled else None
     return Observations(
-        uncertainty=torch.where(novel, torch.inf, u).numpy(),
-        predicted=torch.cat(predicted).numpy(),
+        uncertainty=torch.where(refused, torch.inf, u).numpy(),
+        predicted=predicted,
         density=None if density is None else values[density].numpy(),
-        wrong=wrong_predictions(table, by="guard").numpy() if labelled else None,
+        wrong=wrong,
+        loss=None if wrong is None or rules.costs is None else rules.costs.of_rows(table.label.numpy(), predicted),
+        group=group,
     )
+
+
+def _groups(guarantee: Guarantee, table: Table, *, by: str) -> tuple[Group, ...]:
+    """All classes, or all groups that the calibration images have; none where the guarantee is about all images."""
+    if guarantee.per is None:
+        return ()
+    if guarantee.per == CLASS:
+        return tuple(range(table.shape("logit")[1]))
+    return tuple(np.unique(groups_in(table, guarantee.per, by=by)).tolist())
 
 
 def _with_sketch(calibration: Observations, table: Table) -> Observations:
@@ -576,11 +802,21 @@ def _with_sketch(calibration: Observations, table: Table) -> Observations:
 
 
 def _threshold(
-    guarantee: Guarantee, selection: ScoreSelection, calibration: Observations, rows: int, *, by: str
-) -> Threshold:
-    """The threshold that keeps a guarantee; GuardError says what could be kept instead."""
+    guarantee: Guarantee,
+    selection: ScoreSelection,
+    calibration: Observations,
+    rows: int,
+    groups: Sequence[Group],
+    *,
+    by: str,
+) -> tuple[Threshold, tuple[GroupThreshold, ...]]:
+    """The threshold that keeps a guarantee, and that of each group; GuardError says what could be kept instead."""
+    u, wrong = calibration.outcomes
+    loss = wrong if guarantee.kind != "cost" else calibration.loss
     try:
-        return guarantee.threshold(calibration.outcomes)
+        if calibration.group is None or loss is None:
+            return guarantee.threshold((u, loss)), ()
+        return group_thresholds(guarantee, u, loss, calibration.group, groups)
     except GuardError as error:
         feasible = guarantee.feasible(calibration.outcomes, rows)
         raise GuardError(

@@ -35,7 +35,7 @@ _EQUAL = 0.25
 def strata_of(guard: "Guard") -> tuple[list[float], list[list[float]]]:
     """Edges of the strata in uncertainty, and for each the labels and the errors that it begins with."""
     calibration = guard.calibration
-    accepted = calibration.uncertainty <= guard.threshold.value
+    accepted = calibration.uncertainty <= guard.limits(calibration)
     u = calibration.uncertainty[accepted]
     if calibration.wrong is None or not len(u):
         return [], [[1.0, 0.5]]

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError, first_words
+from dubito.guard.thresholds import CLASS
 from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT, fixed_input
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
@@ -87,6 +88,8 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
     metadata = {
         "guarantee": str(guard.guarantee),
         "threshold": guard.threshold.value,
+        "groups": [one.to_json() for one in guard.groups],
+        "missed": [one.to_json() for one in guard.missed],
         "gate": guard.selection.gate,
         "scores": guard.selection.combination.weights,
         "transform": guard.model.transform.describe() if guard.model else None,
@@ -148,7 +151,15 @@ class GuardModule(nn.Module):
                 f"agrees with PyTorch on every runtime. Wrap module.float(), and extract and fit with that."
             )
         self.of, self.example = model.name, _example(model, example)  # which also finds the last layer
+        if guard.guarantee.per not in (None, CLASS):
+            raise GuardError(
+                f"guard.export_onnx: this guard has a threshold for every group of '{guard.guarantee.per}', which a "
+                f"graph of images does not know. Fit a guard with per='class', or without per."
+            )
         self._selection, self._threshold = guard.selection, guard.threshold.value
+        of_classes = torch.tensor([one.value for one in guard.groups], dtype=torch.float64)
+        self.register_buffer("limits", of_classes if guard.groups else None)
+        self._missed = guard.missed
         density = guard.selection.roles.density if guard.selection.gate is not None else None
         names = dict.fromkeys([*guard.selection.combination.weights, *filter(None, [density])])
         chosen = {name: guard.selection.scores[name] for name in names}
@@ -186,7 +197,11 @@ class GuardModule(nn.Module):
             last = (z, weight.clone(), weight.new_zeros(len(weight)) if bias is None else bias.clone())
             z = self._as_stored(z)
         u, novel = self._selection.uncertainty({name: score(z, logits) for name, score in self._written.items()})
-        return logits, u, (u <= self._threshold) & ~novel, *last
+        predicted = logits.argmax(1)
+        limit = self.limits[predicted] if isinstance(self.limits, Tensor) else self._threshold
+        for one in self._missed:
+            novel = novel | ((predicted != one.label) & (logits.double().softmax(-1)[:, one.label] >= one.value))
+        return logits, u, (u <= limit) & ~novel, *last
 
 
 def _example(model: WrappedClassifier, example: object) -> Tensor:

@@ -49,6 +49,8 @@ _TYPES = {
     "predicted": np.int64,
     "density": np.float64,
     "wrong": np.bool_,
+    "loss": np.float64,
+    "group": np.int64,
     "sketch": np.float32,
 }
 _MOST_CLASSES = 1 << 24
@@ -63,10 +65,13 @@ class Observations:
     """What a guard observes of images, as arrays.
 
     Attributes:
-        uncertainty: (n) what is compared with the threshold; infinite for images that are refused as novel.
+        uncertainty: (n) what is compared with the threshold; infinite for images that are refused as novel, or because
+            a class must not be missed.
         predicted: (n) the predicted class.
         density: (n) how rare the features are, as a score; None for a guard without a density.
         wrong: (n) which predictions are wrong; None where labels are not known.
+        loss: (n) what predictions cost; None for a guarantee about something else.
+        group: (n) places among the guard's groups, -1 for none of them; None for a guarantee about all images.
         sketch: (n, p) a few numbers of each image, to recognise it by; see `dubito.table.overlap`.
     """
 
@@ -75,6 +80,8 @@ class Observations:
     density: Float64[np.ndarray, "n"] | None = None
     wrong: Bool[np.ndarray, "n"] | None = None
     sketch: Float32[np.ndarray, "n p"] | None = None
+    loss: Float64[np.ndarray, "n"] | None = None
+    group: Int64[np.ndarray, "n"] | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Observations":
@@ -168,7 +175,8 @@ def find_shift(
     calibration: Observations,
     new: Observations,
     *,
-    threshold: float,
+    threshold: float | Float64[np.ndarray, "n"],
+    before: float | Float64[np.ndarray, "N"] | None = None,
     classes: Sequence[str] | None = None,
     level: float = LEVEL,
 ) -> Shift:
@@ -177,14 +185,18 @@ def find_shift(
     Args:
         calibration: What the guard has observed of its calibration images.
         new: What it observes of the new ones.
-        threshold: Up to which uncertainty images are accepted, for the words.
+        threshold: Up to which uncertainty images are accepted, for the words; of each new image, if not one for all.
+        before: The same of the calibration images; by default the one for all.
         classes: Names of the classes, for the words.
         level: The probability of a false alarm, over all tests together.
     """
     tests: dict[TestName, tuple[float, str]] = {}
     if len(new) >= _FEWEST:
         p, text = _levels_test(calibration.uncertainty, new.uncertainty, "least uncertain", "most uncertain")
-        shares = [percent(float(np.mean(one.uncertainty <= threshold))) for one in (new, calibration)]
+        at = threshold if before is None else before
+        shares = [
+            percent(float(np.mean(one.uncertainty <= limit))) for one, limit in ((new, threshold), (calibration, at))
+        ]
         tests["acceptance"] = p, f"{shares[0]} of them and {shares[1]} of the calibration images are accepted; {text}"
         if calibration.density is not None and new.density is not None:
             p, text = _levels_test(calibration.density, new.density, "most usual", "rarest")

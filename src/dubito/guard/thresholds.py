@@ -3,6 +3,7 @@
     risk           of the accepted images, at most this share is wrong
     coverage       of all images, at least this share is accepted
     false_alarms   of the images that the model gets right, at most this share is refused
+    cost           the accepted images cost at most this much on average, by a matrix of costs
 
 Each holds with a stated confidence over calibration sets, for images like those that it was calibrated on.
 
@@ -31,6 +32,13 @@ have passed, too. If such a t lies in an interval and u_(s+1) behind its upper e
 end, e_s is Bin(s, r) again, and whatever is taken, the test at s must pass. Novel images are equal, too, and lie above
 all others; t is never among them.
 
+Of costs, l_i / (the largest) in [0, 1] takes the place of errors, and the bets of `dubito.guard.losses` that of the
+binomial tail, unless all costs are 0 or the largest. The proof is the same: given u_(s+1), the s images below it are
+independent with a mean loss of R(u_(s+1)), so where that is above r, the test passes with probability delta at most.
+
+A guarantee for every class or group (`dubito.guard.groups`), and one about missed classes (`dubito.guard.missed`), hold
+together with the others at the stated confidence: each has its share of delta.
+
 Where to begin is ours: at the very fewest, one unlucky image would end it. s is the smallest number of images that may
 have eight errors, or fewer errors where s would be more than half of the images; it depends on n, r and delta alone.
 Images as uncertain as the most uncertain calibration image are refused, also where everything could be accepted.
@@ -39,21 +47,29 @@ Shares of images (coverage, refused correct predictions) are order statistics: P
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 from scipy.stats import binom, nbinom
 
 from dubito.errors import GuardError, ValueRangeError
+from dubito.guard.losses import fewest_images, log_evidence
 from dubito.metrics import proportion_bound
 from dubito.validate import check_number
 
-GuaranteeKind = Literal["risk", "coverage", "false_alarms"]
+if TYPE_CHECKING:
+    from dubito.guard.costs import CostMatrix
+
+GuaranteeKind = Literal["risk", "coverage", "false_alarms", "cost"]
 RISK = 0.05
-Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | None]
-"""Uncertainties of images, and which of them are predicted wrong, if that is known."""
+CLASS = "class"
+"""Of `Guarantee.per`: every predicted class."""
+LEVELS = 26
+"""How many levels the thresholds of missed classes are rounded to; see `dubito.guard.missed`."""
+Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | Float64[np.ndarray, "_"] | None]
+"""Uncertainties of images, and which of them are predicted wrong, or what they cost, if that is known."""
 _ERRORS, _BELOW = 8, 0.5
 """The tests begin where so many errors are allowed, or fewer where that took more than this share of the images."""
 _LIKELY, _MOST_IMAGES, _STEPS = 0.8, 1e8, 200
@@ -77,8 +93,37 @@ class Threshold(NamedTuple):
 
 @final
 @dataclass(frozen=True)
+class Missed:
+    """A class that is rarely missed.
+
+    Attributes:
+        label: The class, as an index.
+        level: The largest share of its images that is accepted as another class.
+        name: Its name, for the words.
+    """
+
+    label: int
+    level: float
+    name: str
+
+    def __post_init__(self) -> None:
+        check_levels(missed=self.level)
+
+
+@final
+@dataclass(frozen=True)
 class Guarantee:
-    """One of the three, with its level and its confidence.
+    """One of the four, with its level and its confidence.
+
+    Attributes:
+        kind: What is bounded.
+        level: By how much.
+        confidence: With which probability over calibration sets all of it holds.
+        per: "class" if it holds for every predicted class, or the column whose groups it holds for; None for all images
+            together. What holds for each holds for all of them together, too.
+        largest: The largest cost.
+        two_costs: Whether all costs are 0 or the largest.
+        missed: Classes that are rarely missed, besides.
 
     >>> print(Guarantee("risk", 0.05, 0.95))
     Of images like those that it was calibrated on, at most 5 % of those accepted are wrong (confidence 95 %).
@@ -87,9 +132,22 @@ class Guarantee:
     kind: GuaranteeKind
     level: float
     confidence: float
+    per: str | None = None
+    largest: float = 1.0
+    two_costs: bool = False
+    missed: tuple[Missed, ...] = ()
 
     def __post_init__(self) -> None:
-        check_levels(**{self.kind: self.level}, confidence=self.confidence)
+        check_levels(confidence=self.confidence)
+        if self.kind == "cost":
+            check_number(self.level, f"(0, {self.largest:g})", by="guard", what="the mean cost")
+        else:
+            check_levels(**{self.kind: self.level})
+        if self.per is not None and self.kind not in ("risk", "cost"):
+            raise ValueRangeError(
+                f"guard: per='{self.per}' goes with a risk or with costs, because a class or group with too few images "
+                f"is refused; got {self.kind}={self.level:g}. Leave out one of them."
+            )
 
     @classmethod
     def of(cls, confidence: float, **levels: float | None) -> "Guarantee":
@@ -102,10 +160,60 @@ class Guarantee:
         ((kind, level),) = chosen.items()
         return cls(kind, level, confidence)  # type: ignore[arg-type]
 
+    def extended(self, *, per: str | None, costs: "CostMatrix | None", missed: tuple[Missed, ...]) -> "Guarantee":
+        """The same for every class or group, about costs, or with classes that are rarely missed."""
+        if costs is None:
+            return replace(self, per=per, missed=missed)
+        if self.kind != "risk":
+            raise ValueRangeError(
+                f"guard: costs go with a risk, which is the largest mean cost; got {self.kind}={self.level:g}. Leave "
+                f"out one of them."
+            )
+        return replace(self, kind="cost", per=per, missed=missed, largest=costs.largest, two_costs=costs.two_costs)
+
+    def with_risk(self, risk: float, confidence: float) -> "Guarantee":
+        """The same with another risk or mean cost, in place of what else is guaranteed of all images."""
+        kind: GuaranteeKind = "cost" if self.kind == "cost" else "risk"
+        return replace(self, kind=kind, level=risk, confidence=confidence)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether images without labels cannot be calibrated on."""
+        return self.kind != "coverage" or bool(self.missed)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "Guarantee":
+        """Read back what `to_json` returned."""
+        return cls(**{**saved, "missed": tuple(Missed(**one) for one in saved.get("missed", ()))})
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; what is not part of it is left out."""
+        plain = {"kind": self.kind, "level": self.level, "confidence": self.confidence}
+        costs = {"largest": self.largest, "two_costs": self.two_costs} if self.kind == "cost" else {}
+        missed = {"missed": [vars(one) for one in self.missed]} if self.missed else {}
+        return {**plain, **({} if self.per is None else {"per": self.per}), **costs, **missed}
+
     @property
     def bound(self) -> float:
         """The largest rate of errors, of refused images or of refused correct predictions that it allows."""
-        return 1 - self.level if self.kind == "coverage" else self.level
+        return 1 - self.level if self.kind == "coverage" else self.level / self.largest
+
+    @property
+    def tested_at(self) -> float:
+        """The confidence of the threshold's own tests.
+
+        Half of the error is for missed classes, if there are any, and what is left for every level that their
+        thresholds may have, because the same images choose it.
+        """
+        delta = 1 - self.confidence
+        return 1 - (delta / 2 / LEVELS ** len(self.missed) if self.missed else delta)
+
+    @property
+    def enough(self) -> int:
+        """The fewest images that must be accepted without an error, for its tests to pass."""
+        if self.kind == "cost" and not self.two_costs:
+            return fewest_images(self.bound, self.tested_at, 0)
+        return needed(self.bound, self.tested_at)
 
     def threshold(self, calibration: Outcomes) -> Threshold:
         """The threshold that keeps it, tested on images that nothing was chosen on.
@@ -114,16 +222,19 @@ class Guarantee:
             GuardError: There is none; the message says why, and how many images it takes.
         """
         u, wrong = calibration
-        tested, share, what = u, self.level, "calibration images"
+        tested, share, what, confidence = u, self.level, "calibration images", self.tested_at
         if self.kind != "coverage":
             if wrong is None:
                 raise GuardError(
                     f"to guarantee {self.kind}, labels must show which predictions are wrong. Use coverage=... instead."
                 )
-            if self.kind == "risk":
-                return risk_threshold(u, wrong, risk=self.level, confidence=self.confidence)
+            if self.kind == "cost" and not self.two_costs:
+                return cost_threshold(u, wrong / self.largest, cost=self.bound, confidence=confidence)
+            wrong = wrong > 0
+            if self.kind in ("risk", "cost"):
+                return risk_threshold(u, wrong, risk=self.bound, confidence=confidence)
             tested, share, what = u[~wrong], 1 - self.level, "calibration images that the model gets right"
-        value = share_threshold(tested, share=share, confidence=self.confidence, what=what).value
+        value = share_threshold(tested, share=share, confidence=confidence, what=what).value
         return _counted(value, u, wrong)
 
     def feasible(self, calibration: Outcomes, rows: int) -> str:
@@ -132,15 +243,16 @@ class Guarantee:
         `rows` is the number of rows of the whole table, of which calibration images are a part.
         """
         u, wrong = calibration
-        if self.kind != "risk" or wrong is None:
+        if self.kind != "risk" or self.per is not None or wrong is None:
             return ""
-        lowest = smallest_risk(u, wrong, confidence=self.confidence, above=self.level)
+        wrong, confidence = wrong > 0, self.tested_at
+        lowest = smallest_risk(u, wrong, confidence=confidence, above=self.level)
         instead = "no risk is feasible" if lowest is None else f"risk={lowest:g} is feasible"
-        enough = images_needed(u, wrong, risk=self.level, confidence=self.confidence)
+        enough = images_needed(u, wrong, risk=self.level, confidence=confidence)
         if enough is not None:
             table = float(f"{enough * rows / len(u):.2g}")
             repair = f" A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
-        elif len(u) > needed(self.level, self.confidence):
+        elif len(u) > needed(self.level, confidence):
             repair = " More images of this kind may not help: even of the most certain ones, more are wrong."
         else:  # so few images show nothing about a larger number
             repair = ""
@@ -153,9 +265,22 @@ class Guarantee:
             "risk": "at most {} of those accepted are wrong",
             "coverage": "at least {} are accepted",
             "false_alarms": "at most {} of those predicted correctly are refused",
+            "cost": "those accepted cost at most {} on average",
         }[self.kind]
-        held = text.format(f"{100 * self.level:g} %")
-        return f"Of images like {like} that it was calibrated on, {held} (confidence {100 * self.confidence:g} %)."
+        held = text.format(f"{self.level:g}" if self.kind == "cost" else f"{100 * self.level:g} %")
+        each = (
+            ""
+            if self.per is None
+            else " in every predicted class"
+            if self.per == CLASS
+            else f" in every group of '{self.per}'"
+        )
+        missed = "".join(
+            f", and at most {100 * one.level:g} % of those of class {one.name} are accepted as another class"
+            for one in self.missed
+        )
+        confidence = f"confidence {100 * self.confidence:g} %{', all together' if each or missed else ''}"
+        return f"Of images like {like} that it was calibrated on, {held}{each}{missed} ({confidence})."
 
     def __str__(self) -> str:
         return self.sentence()
@@ -201,6 +326,45 @@ def risk_threshold(
     if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
         raise GuardError(_why_none(start, int(errors[start]), risk=risk, confidence=confidence))
     return _counted(value, u, wrong)
+
+
+def cost_threshold(
+    u: Float64[np.ndarray, "n"], loss: Float64[np.ndarray, "n"], *, cost: float, confidence: float, seed: int = 0
+) -> Threshold:
+    """A threshold whose accepted images have a mean loss of at most `cost`, with this confidence.
+
+    Args:
+        u: Uncertainties of calibration images; infinite ones are never accepted.
+        loss: The loss of each prediction, in [0, 1].
+        cost: The mean loss of accepted images.
+        confidence: With which probability over calibration sets it is kept.
+        seed: Seed of the lots that order equal uncertainties. Of these, all or none are accepted.
+
+    Raises:
+        GuardError: No threshold passes; the message says what the images show.
+    """
+    check_levels(cost=cost, confidence=confidence)
+    if len(u) <= (enough := fewest_images(cost, confidence, 0)):
+        raise GuardError(
+            f"a mean cost of at most {cost:g} times the largest one with confidence {confidence:g} needs more than "
+            f"{enough} calibration images, so that {enough} can be accepted at no cost; there are {len(u)}. Pass more "
+            f"labelled images, or choose a larger risk."
+        )
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
+    starts = [fewest_images(cost, confidence, full) for full in range(_ERRORS + 1)]
+    start = max(one for one in starts if one <= max(_BELOW * len(u), enough))
+    k = np.arange(start, np.isfinite(u).sum())  # the next image, u_(k+1), is the threshold: it must be finite
+    failed = np.nonzero(log_evidence(loss[order], cost)[k] < -math.log(1 - confidence))[0]
+    passed = int(failed[0]) if len(failed) else len(k)
+    value = float(np.nextafter(u[order[k[passed - 1]]], -np.inf)) if passed else -math.inf
+    if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
+        raise GuardError(
+            f"no threshold keeps the mean cost at or below {cost:g} times the largest one with confidence "
+            f"{confidence:g}: the {start} most certain calibration images, where the tests begin, cost "
+            f"{loss[order[:start]].mean():.3g} times that on average. Pass more labelled images, or choose a larger "
+            f"risk."
+        )
+    return _counted(value, u, loss > 0)
 
 
 def first_test(n: int, risk: float, confidence: float) -> int:

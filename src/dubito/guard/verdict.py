@@ -4,7 +4,7 @@ Ranks are shares of the reference images: the in-distribution images that the gu
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, final, overload
 
@@ -125,6 +125,9 @@ class Decisions(Result, Sequence[Verdict]):
         label: (n) the true classes; None where labels are not there, or not of the model's classes.
         skipped: Images that could not be decoded: (id, reason).
         images: The images themselves, for pictures in a notebook; None of a table.
+        rules: By row, the kind of rule by which it is refused however certain it is, and the reason.
+        limit: (n) up to which uncertainty each image is accepted; None where that is one threshold for all.
+        limit_rank: (n) its rank.
     """
 
     titles: ClassVar = {"id": "image", "accept": "verdict"}
@@ -150,6 +153,9 @@ class Decisions(Result, Sequence[Verdict]):
     label: Int[Tensor, "n"] | None = None
     skipped: Sequence[tuple[str, str]] = ()
     images: Images | None = None
+    rules: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    limit: Float64[Tensor, "n"] | None = None
+    limit_rank: Float64[Tensor, "n"] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -180,6 +186,17 @@ class Decisions(Result, Sequence[Verdict]):
             prediction_set=None if self.sets is None else self.sets[row],
             images=self.images,
         )
+
+    @property
+    def compared(self) -> Float64[Tensor, "n"]:
+        """What one line divides: the uncertainty, or where thresholds differ, how far it is above the image's own.
+
+        Infinite for images that are refused however certain they are.
+        """
+        refused = self.novel.clone()
+        refused[list(self.rules)] = True
+        compared = self.uncertainty if self.limit is None else self.uncertainty - self.limit
+        return compared.masked_fill(refused, torch.inf)
 
     @property
     def coverage(self) -> float:
@@ -238,22 +255,25 @@ class Decisions(Result, Sequence[Verdict]):
     def _reason(self, row: int) -> str:
         rank = float(self.rank[row])
         inside = 0 < rank < 1 and not self.novel[row]  # beyond all reference images, ranks are no distances
-        near = "; close to the threshold" if inside and abs(rank - self.threshold_rank) <= _NEAR else ""
+        inside = inside and row not in self.rules
+        limit_rank = self.threshold_rank if self.limit_rank is None else float(self.limit_rank[row])
+        near = "; close to the threshold" if inside and abs(rank - limit_rank) <= _NEAR else ""
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
             return f"{how}: more certain than {percent(1 - rank)} of the reference images{near}"
         if causes := self._causes(row):
             return f"{'; also '.join(causes.values())}{near}"
-        limit = near or f"; accepted up to {percent(self.threshold_rank)}"
+        limit = near or f"; accepted up to {percent(limit_rank)}"
         return f"more uncertain than {percent(rank)} of the reference images{limit}"
 
     def _causes(self, row: int) -> dict[str, str]:
         """What explains an abstention, by kind, best first: one reason for its novelty, one for its ambiguity.
 
-        Rare features come first, then two likely classes, then what is highest among reference images; of equal ones,
-        novelty.
+        A rule by which an image is refused comes first, then rare features, then two likely classes, then what is
+        highest among reference images; of equal ones, novelty.
         """
-        reasons = [*self._novelty(row), *self._ambiguity(row)]
+        ruled = [(4.0, *self.rules[row])] if row in self.rules else []
+        reasons = [*ruled, *self._novelty(row), *self._ambiguity(row)]
         return {kind: text for _, kind, text in sorted(reasons, key=lambda one: -one[0])}
 
     def _novelty(self, row: int) -> list[tuple[float, str, str]]:

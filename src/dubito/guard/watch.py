@@ -80,6 +80,11 @@ class Watch:
     def __init__(
         self, guard: "Guard", folder: str | Path | None = None, *, alpha: float | None = None, seed: int | None = None
     ) -> None:
+        if guard.guarantee.kind == "cost":
+            raise GuardError(
+                "watch: a guarantee about costs cannot be watched, because the tests are of rates of errors. Check it "
+                "on labelled images (guard.check), or fit a guard with a risk and without costs."
+            )
         self.guard, self.folder = guard, None if folder is None else to_path(folder, "the folder of a watch")
         saved_alpha, saved_seed = self._saved_settings()
         self.alpha, self.seed = saved_alpha if alpha is None else alpha, saved_seed if seed is None else seed

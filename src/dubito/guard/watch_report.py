@@ -123,6 +123,8 @@ class WatchReport(Result):
             "false alarms": f"{percent(self.alpha)} at most, ever",
             "alarm": f"where the mean evidence of the images, or that of the guarantee, reaches {2 / self.alpha:,.0f}",
         }
+        if self.guarantee.per is not None or self.guarantee.missed:
+            facts["tested"] = "all images together; guard.check examines every class or group, and missed classes"
         if self.requested:
             facts["labels requested"] = f"{self.requested:,}"
         if self.waiting:

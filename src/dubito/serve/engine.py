@@ -24,6 +24,7 @@ from dubito.cache.runner import kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
 from dubito.guard import Decisions, Guard, Verdict, Watch, WatchReport
+from dubito.guard.thresholds import CLASS
 from dubito.models.from_onnx import OnnxNetwork
 from dubito.result import plain
 from dubito.search import SafeIndex
@@ -92,6 +93,11 @@ class Engine:
         watch: Watch | None = None,
         **batching: Any,
     ) -> None:
+        if guard.guarantee.per not in (None, CLASS):
+            raise GuardError(
+                f"serve: this guard has a threshold for every group of '{guard.guarantee.per}', and a request does not "
+                f"state the group of its images. Fit a guard with per='class', or without per."
+            )
         if guard.model is None:
             raise GuardError("serve: images need the model. Load it with the guard: Guard.load(path, model).")
         self.guard, self.index, self.watch = guard, index, watch

@@ -42,7 +42,7 @@ _NEIGHBOURS = {
     "reason": {"type": ["string", "null"]},
 }
 _GUARANTEE = {
-    "kind": {"type": "string", "enum": ["risk", "coverage", "false_alarms"]},
+    "kind": {"type": "string", "enum": ["risk", "coverage", "false_alarms", "cost"]},
     "level": _NUMBER,
     "confidence": _NUMBER,
     "n": {"type": "integer"},

@@ -279,12 +279,19 @@ def take(column: Column, rows: Exact) -> Any:
 def _column(key: str, value: Any) -> Column:
     if isinstance(value, Column) and not hasattr(value, "__array__"):
         return value
-    if key == "id":
+    if key == "id" or (key not in _AXES and _is_text(value)):
         return cast("Column", np.asarray(value, dtype=str))
     tensor = to_tensor(value, f"column '{key}'")
     if key in ("feature", "logit", "loss"):
         return tensor if tensor.dtype == torch.float64 else tensor.float()
     return tensor.long() if key == "label" and not tensor.is_floating_point() else tensor
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a column that a user has added holds text alone, such as names of cameras."""
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype.kind == "U")
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(one, str) for one in value)
 
 
 def _check_shapes(columns: dict[str, Column], name: str) -> None:

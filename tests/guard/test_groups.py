@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from dubito.errors import GuardError, TableError, ValueRangeError
+from dubito.guard import Guarantee, Guard
+from dubito.guard.groups import group_codes, group_thresholds, groups_in, limits
+from dubito.guard.thresholds import needed, risk_threshold
+from dubito.table import Table
+
+from .world import blobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+STEEP = np.array([6.0, 3.0, 1.0])
+"""In group g, an image is wrong with probability u^STEEP[g] / 2: below t, t^s / (2 (s + 1)) of them."""
+
+
+def draw(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    u, group = rng.random(n), rng.choice(3, n, p=[0.5, 0.3, 0.2])
+    return u, rng.random(n) < u ** STEEP[group] / 2, group
+
+
+def test_the_risk_is_kept_in_all_groups_together_where_one_threshold_breaks_it() -> None:
+    guarantee, draws, broken, single = Guarantee("risk", 0.06, 0.9, per="site"), 200, 0, 0
+    covered = []
+    for seed in range(draws):
+        u, wrong, group = draw(1500, seed)
+        found = group_thresholds(guarantee, u, wrong, group, ["a", "b", "c"])[1]
+        t = np.array([max(one.value, 0.0) for one in found])
+        broken += bool((t**STEEP / (2 * (STEEP + 1)) > 0.06).any())
+        covered.append(t)
+        one = risk_threshold(u, wrong, risk=0.06, confidence=0.9).value
+        single += one ** STEEP[2] / (2 * (STEEP[2] + 1)) > 0.06
+    assert broken / draws <= 0.1 + 2.6 * (0.09 / draws) ** 0.5
+    assert single / draws > 0.9
+    best = (2 * (STEEP + 1) * 0.06) ** (1 / STEEP)  # 0.97, 0.78, 0.24
+    assert (np.mean(covered, axis=0)[:2] > 0.7 * best[:2]).all()
+
+
+def test_each_group_is_tested_with_its_share_of_delta() -> None:
+    u, wrong, group = draw(2000, 0)
+    whole, found = group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, [0, 1, 2])
+    for place, one in enumerate(found[:2]):
+        own = group == place
+        assert one[1:5] == tuple(risk_threshold(u[own], wrong[own], risk=0.06, confidence=1 - 0.1 / 3))
+    assert whole.accepted == sum(one.accepted for one in found)
+    inside = u <= limits(found, group)
+    assert (inside.sum(), wrong[inside].sum(), len(u)) == (whole.accepted, whole.errors, whole.of)
+
+
+def test_groups_with_too_few_images_take_no_part_of_delta() -> None:
+    u, wrong, group = draw(1000, 0)
+    group = np.append(group[:990], [3] * 10)
+    found = group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abcd"))[1]
+    enough = needed(0.06, 1 - 0.1 / 3)
+    assert found[3].value == -np.inf
+    assert found[3].reason == f"it has 10 calibration images, and more than {enough} are needed"
+    assert binom.cdf(0, enough, 0.06) <= 0.1 / 3
+    assert limits(found, np.array([3, -1])).tolist() == [-np.inf, -np.inf]
+
+
+def test_nothing_can_be_guaranteed_in_any_group() -> None:
+    u, wrong, group = draw(60, 0)
+    with pytest.raises(GuardError, match=r"no group of 'site' has a threshold.* more than \d+ are needed.*leave out"):
+        group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abc"))
+
+
+def test_groups_are_what_they_are() -> None:
+    """As floating-point numbers, both would be 9007199254740992."""
+    numbers = torch.tensor([9007199254740992, 9007199254740993, 9007199254740993])
+    values = groups_in(Table(logit=torch.zeros(3, 2), site=numbers), "site", by="f")
+    assert np.unique(values).tolist() == [9007199254740992, 9007199254740993]
+    assert group_codes(values, [9007199254740993]).tolist() == [-1, 0, 0]
+    assert group_codes(np.array(["1"]), [1]).tolist() == [-1]
+    with pytest.raises(TableError, match="names or whole numbers"):
+        groups_in(Table(logit=torch.zeros(2, 2), site=[1.0, 2.0]), "site", by="f")
+    with pytest.raises(TableError, match=r"no column 'site'. Add it: table.extended"):
+        groups_in(Table(logit=torch.zeros(2, 2)), "site", by="f")
+
+
+def test_a_guard_of_every_class(tmp_path: Path) -> None:
+    table = blobs(4000, c=4)
+    table = table.rows((table.label != 3) | (torch.arange(4000) % 40 == 0))
+    guard = Guard.fit(None, table, 0.1, 0.9, per="class", novel=0.0, sets=False)
+    new = blobs(3000, seed=5)
+    decisions = guard.decide(new)
+    predicted = new.logit.argmax(1)
+    expected = torch.tensor([one.value for one in guard.groups])[predicted]
+    assert torch.equal(decisions.accept, decisions.uncertainty <= expected)
+    assert torch.equal(decisions.accept, decisions.compared <= guard.line)
+    assert not decisions.accept[predicted == 3].any()
+    row = int((predicted == 3).nonzero()[0, 0])
+    assert (
+        "predicted class 3 is refused: too many even of the most certain of its 106 calibration images"
+        in decisions[row].reason
+    )
+    assert decisions.cause(row) == "predicted class without a threshold"
+    assert guard.facts()["classes"].startswith("3 of 4 have a threshold; refused are 3 (too many even")
+    assert "in every predicted class (confidence 90 %, all together)" in guard.title()
+    again = Guard.load(guard.save(tmp_path / "guard"))
+    assert again.to_dict() == guard.to_dict()
+    assert torch.equal(again.decide(new).accept, decisions.accept)
+    check = again.check(new)
+    assert [part.name for part in check.parts] == ["0", "1", "2"]
+    assert sum(part.of for part in check.parts) == int(decisions.accept.sum()) == check.of
+    stricter = again.with_risk(0.05)
+    assert stricter.guarantee.per == "class"
+    assert stricter.threshold.accepted < guard.threshold.accepted
+
+
+def test_a_guard_of_every_camera() -> None:
+    table = blobs(2000)
+    camera = ["left", "right"] * 1000
+    guard = Guard.fit(None, table.extended(camera=camera), 0.15, 0.9, per="camera", novel=0.0, sets=False)
+    new = blobs(300, seed=3)
+    with pytest.raises(TableError, match="no column 'camera'"):
+        guard.decide(new)
+    decisions = guard.decide(new.extended(camera=["left"] * 100 + ["right"] * 100 + ["above"] * 100))
+    assert not decisions.accept[200:].any()
+    assert decisions[250].reason.startswith("camera unknown is refused: it has no calibration images")
+    left = guard(new, group="left")
+    assert torch.equal(left.accept[:100], decisions.accept[:100])
+    refitted = guard.refit(blobs(1500, seed=9).extended(camera=["above"] * 1500))
+    assert [one.group for one in refitted.groups] == ["above"]
+    with pytest.raises(GuardError, match="group goes with a guarantee for every group"):
+        Guard.fit(None, table, 0.15, sets=False)(new, group="left")
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(ValueRangeError, match="per='class' goes with a risk"):
+        Guard.fit(None, blobs(400), coverage=0.5, per="class")
+    with pytest.raises(ValueRangeError, match="costs go with a risk"):
+        Guard.fit(None, blobs(400), coverage=0.5, costs=1 - np.eye(4))
