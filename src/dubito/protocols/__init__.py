@@ -11,13 +11,16 @@ from dubito.protocols.human_ambiguity import (
     vote_entropy,
 )
 from dubito.protocols.ood import OodAurocByDataset, ood_auroc_by_dataset
+from dubito.protocols.openood import OPENOOD, OpenOod, openood
 from dubito.protocols.transfer import Transfer, transfer
 
 __all__ = [
     "BENCHMARKS",
+    "OPENOOD",
     "CorruptionCurves",
     "HumanAmbiguity",
     "OodAurocByDataset",
+    "OpenOod",
     "Transfer",
     "ambiguous_images",
     "class_split",
@@ -25,6 +28,7 @@ __all__ = [
     "human_ambiguity",
     "ood_auroc_by_dataset",
     "open_benchmark",
+    "openood",
     "rejection_study",
     "transfer",
     "vote_degree",
