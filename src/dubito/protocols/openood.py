@@ -370,7 +370,8 @@ def _open_lists(
             missing[name] = str(error)
     if missing:
         can_leave_out = set(missing) <= set(sets) and set(missing) != set(sets)
-        repair = f", or pass sets={[name for name in sets if name not in missing]}" if can_leave_out else ""
+        there = ", ".join(name for name in sets if name not in missing)
+        repair = f", or pass sets= with what is there: {there}" if can_leave_out else ""
         raise ImagesError(
             f"openood: '{root}' must hold {benchmark} as OpenOOD's script lays it out; missing: "
             f"{'; '.join(f'{name} ({why})' for name, why in missing.items())}. In a copy of OpenOOD, run `python "
