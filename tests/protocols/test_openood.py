@@ -221,7 +221,7 @@ def test_what_is_missing_is_listed_at_once(layout: Layout, model):
     assert "id (there is no list 'benchmark_imglist/imagenet/test_imagenet.txt')" in text
     assert "ninco (there is no list 'benchmark_imglist/imagenet/test_ninco.txt')" in text
     assert "textures (1 of 6 images below 'images_classic': 'textures/some/2.png')" in text
-    assert "scripts/download/download.py --contents datasets --datasets imagenet-1k" in text
+    assert "scripts/download/download.py with contents=datasets, datasets=imagenet-1k, dataset_mode=benchmark" in text
     assert "pass sets=" not in text  # without in-distribution images, no choice of sets helps
 
 

@@ -374,9 +374,9 @@ def _open_lists(
         repair = f", or pass sets= with what is there: {there}" if can_leave_out else ""
         raise ImagesError(
             f"openood: '{root}' must hold {benchmark} as OpenOOD's script lays it out; missing: "
-            f"{'; '.join(f'{name} ({why})' for name, why in missing.items())}. In a copy of OpenOOD, run `python "
-            f"scripts/download/download.py --contents datasets --datasets {about.download} --dataset_mode benchmark "
-            f"--save_dir {root}` (training images of ImageNet come from its own site){repair}."
+            f"{'; '.join(f'{name} ({why})' for name, why in missing.items())}. Run OpenOOD's "
+            f"scripts/download/download.py with contents=datasets, datasets={about.download}, dataset_mode=benchmark and "
+            f"save_dir={root} (training images of ImageNet come from its own site){repair}."
         )
     return opened
 
