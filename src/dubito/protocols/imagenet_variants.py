@@ -38,7 +38,7 @@ from dubito.metrics import Interval, aurc, auroc, proportion, wrong_predictions
 from dubito.models.load import as_classifier
 from dubito.result import Result
 from dubito.scores.registry import by_name
-from dubito.storage import to_place
+from dubito.storage import Place, to_place
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_choice
@@ -147,7 +147,7 @@ def restrict_classes(table: Table, classes: Sequence[int]) -> Table:
 def imagenet_variants(
     model: Classifier | str,
     roots: Mapping[str, str | Path],
-    to: str | Path | None = None,
+    to: str | Place | None = None,
     *,
     scores: Mapping[str, Score | str] | Sequence[Score | str] | Score | str = ("max_probability",),
     progress: bool = True,
@@ -278,14 +278,13 @@ def _folders(roots: Mapping[str, str | Path]) -> dict[tuple[str, ...], Path]:
         if name != "imagenet-c":
             folders[name,] = Path(root)
             continue
-        levels = [(kind, severity) for kind in ALEXNET for severity in SEVERITIES]
-        there = {(name, *level): Path(root).expanduser().joinpath(*level) for level in levels}
-        there = {key: folder for key, folder in there.items() if folder.is_dir()}
-        if not there:
+        for level in ((kind, severity) for kind in ALEXNET for severity in SEVERITIES):
+            if (folder := Path(root).expanduser().joinpath(*level)).is_dir():
+                folders[name, *level] = folder
+        if not any(key[0] == name for key in folders):
             raise ImagesError(
                 f"imagenet-c: '{root}' must hold folders such as gaussian_noise/1. Pass the one above them."
             )
-        folders |= there
     return folders
 
 

@@ -47,7 +47,7 @@ from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.registry import by_name
-from dubito.storage import to_place
+from dubito.storage import Place, to_place
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_choice, check_number, check_same_model, warn_shared
@@ -132,7 +132,7 @@ OPENOOD: Mapping[str, OpenOodBenchmark] = MappingProxyType(
 def openood(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier | str,
     root: str | Path,
-    to: str | Path | None = None,
+    to: str | Place | None = None,
     *,
     benchmark: str = "imagenet",
     scores: Mapping[str, Score | str] | Sequence[Score | str] | Score | str | None = None,
@@ -375,8 +375,8 @@ def _open_lists(
         raise ImagesError(
             f"openood: '{root}' must hold {benchmark} as OpenOOD's script lays it out; missing: "
             f"{'; '.join(f'{name} ({why})' for name, why in missing.items())}. Run OpenOOD's "
-            f"scripts/download/download.py with contents=datasets, datasets={about.download}, dataset_mode=benchmark and "
-            f"save_dir={root} (training images of ImageNet come from its own site){repair}."
+            f"scripts/download/download.py with contents=datasets, datasets={about.download}, dataset_mode=benchmark "
+            f"and save_dir={root} (training images of ImageNet come from its own site){repair}."
         )
     return opened
 
