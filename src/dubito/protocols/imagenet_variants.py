@@ -280,7 +280,7 @@ def _folders(roots: Mapping[str, str | Path]) -> dict[tuple[str, ...], Path]:
             continue
         for level in ((kind, severity) for kind in ALEXNET for severity in SEVERITIES):
             if (folder := Path(root).expanduser().joinpath(*level)).is_dir():
-                folders[(name, *level)] = folder
+                folders[(name, level[0], level[1])] = folder
         if not any(key[0] == name for key in folders):
             raise ImagesError(
                 f"imagenet-c: '{root}' must hold folders such as gaussian_noise/1. Pass the one above them."
