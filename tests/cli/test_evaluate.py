@@ -296,3 +296,17 @@ def test_calibration_must_be_of_the_same_model(run: Run, images: Path, tiled: Pa
     answer = run("reject", tiled, "--calibration", tmp_path / "x")
     assert answer.code == 1
     assert answer.err.startswith("error: --calibration ")
+
+
+def test_corrupted_copies_choose_a_score_for_unseen_ood_images(
+    run: Run, images: Path, weights: Path, labelled: Path, tmp_path: Path
+) -> None:
+    common = ("extract", MODEL, images, "--to", tmp_path / "copies", "--weights", weights, "--workers", 0)
+    answer = run(*common, "--corrupted", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["images"] == 4 * COUNT
+    options = ("-s", "entropy", "-s", "energy", "--resamples", 20)
+    result = run("compare", labelled, "--corrupted", tmp_path / "copies", *options, "--json").json
+    assert result["ood_choice"] in ("entropy", "energy")
+    refused = run(*common)
+    assert refused.code == 1  # the folder has the copies, not the images

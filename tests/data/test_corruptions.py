@@ -7,7 +7,7 @@ from PIL import Image
 
 from dubito.data import ArrayImages, Subset, open_images
 from dubito.data import corruptions as module
-from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
+from dubito.data.corruptions import CORRUPTIONS, Corrupted, CorruptedCopies, corrupt
 from dubito.errors import ImagesError, ValueRangeError
 from dubito.types import Images
 
@@ -190,5 +190,29 @@ def test_errors(images):
     with pytest.raises(ValueRangeError, match=r"severity must be a whole number in \[0, 5\]"):
         Corrupted(images, "blur", 6)
     ready = Corrupted(open_images(torch.zeros(2, 3, 8, 8)), "blur", 1)
-    with pytest.raises(ImagesError, match="corruption needs images; '000001' of images in memory is a model input"):
+    with pytest.raises(ImagesError, match=r"corruption needs images; '000001' of images in memory is a model input"):
         ready.read(1)
+
+
+def test_copies_are_every_image_once_per_corruption():
+    images = ArrayImages(images=np.stack([PIXELS, 255 - PIXELS]), labels=[1, 0])
+    copies = CorruptedCopies(images, seed=3)
+    assert list(copies.ids) == [f"{kind}-5/00000{i}" for kind in ("blur", "box", "zoom", "noise") for i in (0, 1)]
+    assert copies.labels is not None
+    assert copies.labels.tolist() == [1, 0] * 4
+    for row, kind in enumerate(("blur", "box", "zoom", "noise")):
+        level = Corrupted(images, kind, 5, seed=3)
+        for i in (0, 1):
+            np.testing.assert_array_equal(pixels(copies.read(2 * row + i)), pixels(level.read(i)))
+            image, content = copies.read_hashed(2 * row + i)
+            np.testing.assert_array_equal(pixels(image), pixels(level.read(i)))
+            assert [content] == copies.contents([2 * row + i]) == level.contents([i])
+    assert copies.digest() != CorruptedCopies(images, seed=4).digest() != CorruptedCopies(images, severity=4).digest()
+
+
+def test_copies_of_inputs_and_of_no_severity():
+    ready = open_images(torch.zeros(2, 3, 8, 8))
+    with pytest.raises(ImagesError, match=r"corruption needs images; '000001' of .* is a model input already"):
+        CorruptedCopies(ready).read(3)
+    with pytest.raises(ValueRangeError, match=r"CorruptedCopies: severity must be a whole number in \[1, 5\]; got 0"):
+        CorruptedCopies(ready, severity=0)

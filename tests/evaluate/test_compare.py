@@ -328,3 +328,53 @@ def test_plot_shows_gaps_to_the_best(axes):
         f"{name}  {one.value.value:.3f}" for name, one in ranked.items()
     ]
     assert axes.containers[0].lines[0].get_xdata().tolist() == [one.gap_to_best.value for one in ranked.values()]
+
+
+def test_the_best_at_corrupted_copies_is_the_choice_for_unseen_ood_images():
+    # Copies of features that moved away: their logits are as certain as before, their neighbours are far.
+    table, train = images(150), images(400, seed=1)
+    copies = images(600, seed=0, shift=3.0)
+    result = compare(table, train=train, corrupted=copies, resamples=60)
+    question = result["corrupted copies"]
+    assert (question.images, question.positives) == (750, 600)
+    u = {name: torch.cat([score.score(table), score.score(copies)]) for name, score in result.fitted.items()}
+    values = {name: auroc(one, torch.arange(750) >= 150) for name, one in u.items()}
+    assert result.ood_choice == max(values, key=values.__getitem__)
+    assert question.scores[result.ood_choice].value.value == values[result.ood_choice]
+    assert values[result.ood_choice] > values["entropy"] + 0.1
+    assert json.loads(result.to_json())["ood_choice"] == result.ood_choice
+    assert any(
+        sentence.startswith(f"For OOD images that you have not seen: {result.ood_choice}, which separates corrupted")
+        for sentence in result.findings()
+    )
+    # The choice among scores of errors is the same as without copies.
+    assert result.choice == compare(table, train=train, resamples=60).choice
+
+
+def test_the_auroc_of_all_copies_is_the_mean_over_corruptions():
+    table, blurred, noisy = images(80), images(80, seed=1, shift=0.5), images(80, seed=2, shift=1.5)
+    entropy = {"entropy": dubito.Entropy()}
+    by_kind = [compare(table, {"copies": part}, scores=entropy, resamples=20)["copies"] for part in (blurred, noisy)]
+    mean = sum(one.scores["entropy"].value.value for one in by_kind) / 2
+    both = dubito.concat([blurred, noisy])
+    copies = compare(table, corrupted=both, scores=entropy, resamples=20)["corrupted copies"]
+    assert copies.scores["entropy"].value.value == pytest.approx(mean)
+
+
+def test_corrupted_copies_are_enough_and_without_them_there_is_no_ood_choice():
+    table = Table(logit=images(60).logit)
+    scores = ["entropy", "margin"]
+    alone = compare(table, corrupted=Table(logit=images(60, seed=1, shift=2.0).logit), scores=scores, resamples=20)
+    assert [one.about for one in alone.questions] == ["corrupted copies"]
+    assert alone.choice in alone["corrupted copies"].leading
+    assert compare(images(60), scores=scores, resamples=20).ood_choice is None
+
+
+def test_copies_that_are_not_corrupted_or_have_the_name_of_an_ood_table():
+    table = images(60)
+    with pytest.warns(UserWarning, match="They are not corrupted"):
+        compare(table, corrupted=table, scores="entropy", resamples=20)
+    with pytest.raises(TableError, match="no ood table may be called 'corrupted copies'"):
+        compare(table, {"corrupted copies": images(9, seed=1)}, corrupted=images(9, seed=2), scores="entropy")
+    with pytest.raises(TableError, match="compare: corrupted needs at least 1 row"):
+        compare(table, corrupted=table.rows([]), scores="entropy")

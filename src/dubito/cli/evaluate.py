@@ -47,6 +47,9 @@ def compare(
     cache: options.Cache,
     *,
     ood: Annotated[list[Place], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    corrupted: Annotated[
+        Place | None, option("The same images, by `dubito extract --corrupted`: which score for unseen OOD?", "CACHE")
+    ] = None,
     scores: ScoreOptions,
     bootstrap: Bootstrap,
 ) -> None:
@@ -57,10 +60,13 @@ def compare(
     with screen.waiting("opening the caches"):
         table, others = dubito.open(cache), options.open_sets(ood)
         learned = None if scores.train is None else dubito.open(scores.train)
+        copies = None if corrupted is None else dubito.open(corrupted)
     with screen.waiting("scoring, with a paired bootstrap"):
         named = scores.score or scores.settings or scores.head or scores.load
         chosen = scores.ready(screen, table, learned) if named else None
-        screen.show(dubito.compare(table, ood=others or None, train=learned, scores=chosen, **vars(bootstrap)))
+        screen.show(
+            dubito.compare(table, ood=others or None, train=learned, corrupted=copies, scores=chosen, **vars(bootstrap))
+        )
 
 
 @command

@@ -127,6 +127,9 @@ def extract(
             parser=Assignments.parse,
         ),
     ] = None,
+    corrupted: Annotated[
+        bool, Option("--corrupted", help="Corrupted copies instead, four of each image: for `dubito compare`.")
+    ] = False,
     load: options.ModelOptions,
 ) -> None:
     """Run a MODEL over IMAGES once and keep features and logits.
@@ -143,6 +146,8 @@ def extract(
         if epochs > 1 or augment is not None:
             augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
         opened = dubito.open_images(images, reading.labels)
+        if corrupted:
+            opened = dubito.data.CorruptedCopies(opened)
         compared = None if targets is None else to_targets(targets, opened)
         check_place(to)
     with screen.waiting(f"loading {model}"):

@@ -3,7 +3,7 @@
 from dubito.data.archives import ArchiveImages
 from dubito.data.arrays import ArrayImages
 from dubito.data.augment import Augment, Augmented
-from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
+from dubito.data.corruptions import CORRUPTIONS, Corrupted, CorruptedCopies, corrupt
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import FileImages
 from dubito.data.image_set import Labelled, Subset
@@ -18,6 +18,7 @@ __all__ = [
     "Augment",
     "Augmented",
     "Corrupted",
+    "CorruptedCopies",
     "DatasetImages",
     "FileImages",
     "Labelled",

@@ -119,6 +119,52 @@ class Corrupted(View):
         return corrupt(self.pixels_of(index, image, "corruption"), self.kind, self.severity, own)
 
 
+@final
+class CorruptedCopies(View):
+    """Every image once per corruption, all at one severity: what a model sees when images leave its domain.
+
+    Ids are `blur-5/ID` and so on, labels those of the images. All copies
+    by one corruption stand together, in the order of the images.
+
+    Args:
+        images: RGB images; finished model inputs cannot be corrupted.
+        severity: 1 to 5.
+        seed: Seed of the places and the noise.
+
+    >>> from dubito.data import open_images
+    >>> copies = CorruptedCopies(open_images(np.zeros((2, 8, 8, 3), np.uint8)))
+    >>> len(copies), copies.ids[0], copies.ids[-1]
+    (8, 'blur-5/000000', 'noise-5/000001')
+    """
+
+    def __init__(self, images: Images, *, severity: int = 5, seed: int = 0) -> None:
+        check_number(severity, "[1, 5]", by="CorruptedCopies", what="severity", whole=True, hint="5 is the strongest.")
+        self.levels = [Corrupted(images, kind, severity, seed=seed) for kind in CORRUPTIONS]
+        ids = [f"{kind}-{severity}/{name}" for kind in CORRUPTIONS for name in images.ids]
+        labels = None if images.labels is None else images.labels.repeat(len(CORRUPTIONS))
+        super().__init__(images, ids, labels, images.classes)
+        self.name, self.ready = f"{images.name} (corrupted, severity {severity})", False
+
+    def row_of(self, index: int) -> int:
+        """The position of the image that is copied."""
+        return index % len(self.images)
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of each image and of how it is corrupted."""
+        return [self._level(row).contents([self.row_of(row)])[0] for row in rows]
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The corrupted image, or why it is broken, and its hash."""
+        return self._level(index).read_hashed(self.row_of(index))
+
+    def change(self, index: int, image: Image.Image | Tensor) -> Image.Image:
+        """The image, corrupted."""
+        return self._level(index).change(self.row_of(index), image)
+
+    def _level(self, index: int) -> Corrupted:
+        return self.levels[index // len(self.images)]
+
+
 def _level(levels: tuple[float, ...], severity: int) -> float:
     check_number(severity, "[0, 5]", by="corrupt", what="severity", whole=True, hint="0 leaves images unchanged.")
     return levels[severity]

@@ -2,11 +2,17 @@
 
     errors     are wrong predictions more uncertain than right ones?     error AUROC, AURC         needs logit, label
     ood        are OOD images more uncertain than in-distribution ones?  OOD AUROC, one per set    needs a second table
+    corrupted  are corrupted copies of these images more uncertain?      OOD AUROC                 needs their table
 
 All scores see the same resamples of images (a paired bootstrap). The interval of each score's gap to the best accounts
 for how many were compared, and for having chosen the best on these very images (`metrics.gap_to_best`): with this
 confidence, the true best is among those whose gap may be zero. Wrong predictions are those of the table's own logits.
 Lower AURC is better; its gap is how much more of it a score has than the best.
+
+Corrupted copies (`dubito.data.CorruptedCopies`) stand in for OOD images that nobody has yet: `Comparison.ood_choice` is
+the score that separates them best, by the mean over the corruptions of the AUROC of copies against the images
+themselves. As there are equally many copies by each corruption, that mean is the AUROC of all copies together. The rule
+is ours, and it sees no OOD image; experiments/ood_choice.py measures how far its choice is behind the best.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +51,8 @@ from dubito.validate import check_bootstrap, check_choice, check_rows, check_sam
 
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
+CORRUPTED = "corrupted copies"
+"""What the question of corrupted copies is about."""
 _RARE = 30
 _ONE_PASS = {"logit", "feature"}
 """Columns that a single pass of the model writes."""
@@ -58,6 +66,7 @@ _NAMES = 6
 _HARM = {
     "train": "Scores that learn have already seen them and look better than they are. Fit on other images like these.",
     "ood": SHARED_WITH_OOD,
+    CORRUPTED: "They are not corrupted. Extract dubito.data.CorruptedCopies(images).",
 }
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
@@ -69,6 +78,7 @@ def compare(
     ood: Table | Mapping[str, Table] | Sequence[Table] | None = None,
     *,
     train: Table | None = None,
+    corrupted: Table | None = None,
     scores: Mapping[str, Score | str] | Sequence[Score | str] | Score | str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
@@ -81,6 +91,8 @@ def compare(
             find its errors.
         ood: Out-of-distribution images: one table, or several by name.
         train: Other in-distribution images, for scores that learn. Without it they are left out.
+        corrupted: Corrupted copies of the table's images, by `dubito.data.CorruptedCopies`. They decide `ood_choice` of
+            the result: the score to use where there are no OOD images yet.
         scores: Fitted scores by name or in a list, or names of scores that do not learn. Default: every registered
             score that the columns allow, and the head that ships for this very model, if there is one. Heads of your
             own are compared if you pass them.
@@ -94,7 +106,7 @@ def compare(
     """
     check_rows(table, by="compare")
     check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
-    ood_tables = _checked_tables(table, train, ood)
+    ood_tables = _checked_tables(table, train, ood, corrupted)
     if scores is None:
         chosen = available_scores(table, train)
     else:
@@ -260,14 +272,21 @@ class Comparison(Result):
         return list(self.questions[0].scores)
 
     @property
+    def ood_choice(self) -> str | None:
+        """The score for OOD images that nobody has seen: the best at corrupted copies; None without any."""
+        asked = next((one for one in self.questions if one.about == CORRUPTED), None)
+        return None if asked is None else next(iter(asked.scores))
+
+    @property
     def choice(self) -> str | None:
         """Of the scores that could be the best on every question, the one that reads the least; None if there is none.
 
         A score that reads what a single pass of the model writes comes before any that needs further passes, one that
         reads logits alone before one that reads features, and then the better one. Measured times do not count: they
-        differ from run to run, and the choice must not.
+        differ from run to run, and the choice must not. Corrupted copies count only if there is no other question.
         """
-        everywhere = [name for name in self.ranking if all(name in one.leading for one in self.questions)]
+        asked = [one for one in self.questions if one.about != CORRUPTED] or self.questions
+        everywhere = [name for name in self.ranking if all(name in one.leading for one in asked)]
         reads = {name: set(self.costs[name].reads) for name in everywhere}
         return min(reads, key=lambda name: (not reads[name] <= _ONE_PASS, len(reads[name])), default=None)
 
@@ -310,7 +329,14 @@ class Comparison(Result):
     def findings(self) -> list[str]:
         """Who leads on each question, which score serves all of them, and what was left out."""
         sentences = [*(question.finding() for question in self.questions), *self.remarks]
-        every = "all questions" if len(self.questions) > 1 else "this question"
+        if self.ood_choice is not None:
+            best = self[CORRUPTED].scores[self.ood_choice].value.value
+            sentences.append(
+                f"For OOD images that you have not seen: {self.ood_choice}, which separates corrupted copies of these "
+                f"images best (AUROC {best:.3f})."
+            )
+        asked = [one for one in self.questions if one.about != CORRUPTED] or self.questions
+        every = "all questions" if len(asked) > 1 else "this question"
         if self.choice is None:
             sentences.append(f"No score could be the best on {every}: choose by what you want to find.")
         elif len(self.costs) > 1:
@@ -323,7 +349,7 @@ class Comparison(Result):
     def to_dict(self) -> Json:
         """Everything as plain values, with the choice and the leading scores."""
         questions = [plain(question) | {"leading": question.leading} for question in self.questions]
-        return {**super().to_dict(), "questions": questions, "choice": self.choice}
+        return {**super().to_dict(), "questions": questions, "choice": self.choice, "ood_choice": self.ood_choice}
 
     def plot(self, ax: Axes | None = None, *, question: str | None = None) -> Axes:
         """The gap of every score to the best on one question, by default the first; a gap that crosses 0 is noise."""
@@ -336,8 +362,11 @@ class Comparison(Result):
         return picture
 
 
-def _checked_tables(table: Table, train: Any, ood: Any) -> dict[str, Table]:
-    """OOD tables by name; raises for tables without rows or of several models, warns of images that two share."""
+def _checked_tables(table: Table, train: Any, ood: Any, corrupted: Table | None) -> dict[str, Table]:
+    """OOD tables by name, corrupted copies last.
+
+    Raises for tables without rows or of several models, and warns of images that two tables share.
+    """
     # A path would be a sequence, too.
     tables = [] if ood is None else [ood] if isinstance(ood, Table | str | PathLike) else ood
     pairs = list(tables.items() if isinstance(tables, Mapping) else ((getattr(one, "name", ""), one) for one in tables))
@@ -351,9 +380,16 @@ def _checked_tables(table: Table, train: Any, ood: Any) -> dict[str, Table]:
             f"Pass them by name: ood={{'svhn': ..., 'textures': ...}}."
         )
     others = ({} if train is None else {"train": train}) | {f"ood '{name}'": one for name, one in pairs}
+    if corrupted is not None:
+        check_rows(corrupted, by="compare", what="corrupted")
+        if CORRUPTED in dict(pairs):
+            raise TableError(f"compare: with corrupted=, no ood table may be called '{CORRUPTED}'. Rename it.")
+        others[CORRUPTED] = corrupted
+        pairs.append((CORRUPTED, corrupted))
     check_same_model(table, others, by="compare")
     for name, other in others.items():
-        warn_shared(table, other, by="compare", what=name, harm=_HARM[name.partition(" ")[0]])
+        harm = _HARM[name if name == CORRUPTED else name.partition(" ")[0]]
+        warn_shared(table, other, by="compare", what=name, harm=harm)
     return dict(pairs)
 
 

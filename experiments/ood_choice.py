@@ -1,0 +1,165 @@
+"""Which score for OOD images that nobody has seen? The rule of `dubito.compare(corrupted=...)`, on real OOD images.
+
+    python experiments/ood_choice.py --data DIR [--more-data DIR] [--models NAME ...] [--cache DIR] [--write]
+
+DIR holds svhn_test_dev5000/, tiny_imagenet_val_dev2400/, dtd10_dev400/, notmnist_10k/, imagenet_val_dev2000/,
+imagenetv2_10k/ and cifar10_resnets/; the other DIR holds cifar10.npz, without which the ResNets are left out.
+
+Scores that learn are fitted on images like those of the training: CIFAR-10 training images, ImageNetV2.
+One half of the in-distribution images and their corrupted copies choose a score; no OOD image takes part. On the other
+half, every score separates the OOD sets from in-distribution images, and the regret is
+
+    max over scores of mean over sets of AUROC  -  mean over sets of AUROC of the score that was chosen
+
+The rule and its severity, 5, were fixed on ResNet-20, ResNet-56 and EfficientNet-Lite0; Lite1 and Lite2 are the test.
+Tiny-ImageNet shares its classes with ImageNet and is an OOD set for the ResNets only; CIFAR-10, enlarged, for the
+EfficientNets. --write puts the result into experiments/expected. The last line is one JSON object.
+"""
+
+import argparse
+import gzip
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from _expected import write_expected
+from _resnet_cifar import resnet
+from PIL import Image
+
+import dubito
+from dubito.data import CorruptedCopies, Subset
+from dubito.evaluate.compare import CORRUPTED, Comparison
+from dubito.models import WrappedClassifier
+from dubito.types import Images
+
+EXPECTED = Path(__file__).parent / "expected" / "ood_choice.json"
+FIXED_ON = ("resnet20", "resnet56", "efficientnet_lite0")
+MODELS = (*FIXED_ON, "efficientnet_lite1", "efficientnet_lite2")
+OOD_IMAGES = 300
+
+
+class Sizes(NamedTuple):
+    """How many images are used."""
+
+    train: int
+    half: int
+
+
+CIFAR, IMAGENET = Sizes(train=5_000, half=1_000), Sizes(train=3_000, half=300)
+
+
+def main() -> None:
+    """Extract, choose, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--more-data", type=Path, help="the folder of cifar10.npz")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    parser.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    args = parser.parse_args()
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name in args.models:
+            if name.startswith("resnet") and args.more_data is None:
+                continue
+            tables = extracted(name, args.data, args.more_data, args.cache or Path(place))
+            result[name] = {"fixed_on": name in FIXED_ON} | measured(tables)
+            print(f"{name}: {result[name]}", flush=True)
+    regrets = {name: one["regret"] for name, one in result.items()}
+    summary = {"worst_regret": max(regrets.values()), "models": result}
+    if args.write:
+        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if args.more_data else ''}", summary)
+    print(json.dumps(summary))
+
+
+def measured(tables: Mapping[str, dubito.Table]) -> dict[str, Any]:
+    """The choice, and how well it and the others do on OOD images that the choice has not seen."""
+    own = ("train", "choose", "copies", "report")
+    chosen = dubito.compare(tables["choose"], train=tables["train"], corrupted=tables["copies"], resamples=100)
+    sets = {name: table for name, table in tables.items() if name not in own}
+    reported = dubito.compare(tables["report"], sets, scores=chosen.fitted, resamples=100)
+    values = {score: [auroc(reported, name, score) for name in sets] for score in reported.ranking}
+    means = {score: round(float(np.mean(by_set)), 4) for score, by_set in values.items()}
+    best = max(means, key=means.__getitem__)
+    return {
+        "choice": chosen.ood_choice,
+        "choice_auroc": means[str(chosen.ood_choice)],
+        "best": best,
+        "best_auroc": means[best],
+        "regret": round(means[best] - means[str(chosen.ood_choice)], 4),
+        "sets": {
+            name: {one: round(auroc(reported, name, one), 4) for one in (chosen.ood_choice, best)} for name in sets
+        },
+        "scores": {
+            score: {"corrupted": round(auroc(chosen, CORRUPTED, score), 4), "ood": means[score]}
+            for score in sorted(means, key=means.__getitem__, reverse=True)
+        },
+        "left_out": sorted(chosen.left_out),
+    }
+
+
+def auroc(comparison: Comparison, about: str, score: str | None) -> float:
+    """The AUROC of a score on one question."""
+    return comparison[about].scores[str(score)].value.value
+
+
+def extracted(name: str, data: Path, more: Path | None, cache: Path) -> dict[str, dubito.Table]:
+    """All tables of a model."""
+    sets = ood_sets(data)
+    if name.startswith("resnet"):
+        transform = dubito.Preprocess(size=(32, 32), resize=(32, 32))
+        module = resnet(int(name.removeprefix("resnet")), data / "cifar10_resnets")
+        model = dubito.wrap(module, transform=transform, classes=10, name=name)
+        train = dubito.open_images(f"{more}/cifar10.npz#train")
+        test, sizes = dubito.open_images(f"{more}/cifar10.npz#test"), CIFAR
+    else:
+        model = dubito.load(f"pypi:{name}")
+        del sets["tiny_imagenet"]
+        if more is not None:
+            sets["cifar10"] = dubito.open_images(f"{more}/cifar10.npz#test")
+        train, sizes = labelled(data / "imagenetv2_10k", "images224.zip"), IMAGENET
+        test = labelled(data / "imagenet_val_dev2000", "images256.zip")
+    order = np.random.default_rng(0).permutation(len(test))
+    choose, report = (
+        Subset(test, np.sort(part).tolist()) for part in (order[: sizes.half], order[sizes.half : 2 * sizes.half])
+    )
+    every = {"train": drawn(train, sizes.train), "choose": choose, "copies": CorruptedCopies(choose), "report": report}
+    every |= {key: drawn(images, OOD_IMAGES) for key, images in sets.items()}
+    return {key: extract(model, images, cache / name / key, own=key in sets) for key, images in every.items()}
+
+
+def extract(model: WrappedClassifier, images: Images, to: Path, *, own: bool) -> dubito.Table:
+    """The columns of a set; labels of OOD images are another set's."""
+    return dubito.extract(model, images, to, label_space="own" if own else "model")
+
+
+def ood_sets(data: Path) -> dict[str, Images]:
+    """The images of other kinds, without labels."""
+    pixels = np.asarray(Image.open(data / "svhn_test_dev5000" / "images.png")).reshape(-1, 32, 32, 3)
+    with gzip.open(data / "notmnist_10k" / "t10k-images-idx3-ubyte.gz") as file:
+        letters = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 28, 28)
+    return {
+        "svhn": dubito.open_images(pixels),
+        "tiny_imagenet": dubito.open_images(data / "tiny_imagenet_val_dev2400" / "images.zip"),
+        "textures": dubito.open_images(data / "dtd10_dev400" / "images.zip"),
+        "notmnist": dubito.open_images(letters),
+    }
+
+
+def labelled(folder: Path, archive: str) -> Images:
+    """Photographs with ImageNet's labels."""
+    return dubito.open_images(folder / archive, folder / "labels.csv")
+
+
+def drawn(images: Images, count: int) -> Images:
+    """So many images of a set, drawn with seed 0, in their order; all of a smaller one."""
+    if count >= len(images):
+        return images
+    return Subset(images, np.sort(np.random.default_rng(0).permutation(len(images))[:count]).tolist())
+
+
+if __name__ == "__main__":
+    main()
