@@ -57,15 +57,15 @@ def write_columns(folder: Path, *, rows: int, classes: int, dims: int, million: 
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(2 * classes, dims)).astype(np.float32)
-    known = 0.3 * centres[:classes]
-    mean = known.mean(axis=0)
-    # Most of the classes are told apart well, as those of a good network are.
-    weight = (known - mean) * np.float32(14 / (0.3 * dims * 0.09 + 0.7 * dims * 0.045) / 1.5)
-    bias = np.zeros(classes, dtype=np.float32)
+    # Farther apart the more classes there are, so that about nine in ten images are predicted right.
+    strength = np.float32((3.2 + 0.45 * np.log(classes)) / np.sqrt(dims))
+    known = centres[:classes] - centres[:classes].mean(axis=0)
+    weight = 1.6 * strength * known
+    bias = -0.25 * strength * np.einsum("cd,cd->c", weight, known)
 
     def features(label: np.ndarray) -> np.ndarray:
         values = rng.normal(scale=0.9, size=(len(label), dims)).astype(np.float32)
-        values += 0.3 * centres[label]
+        values += strength * centres[label]
         return np.maximum(values, 0, out=values)
 
     columns: dict[str, np.ndarray] = {"train_weight": weight, "train_bias": bias}
@@ -92,7 +92,7 @@ def write_columns(folder: Path, *, rows: int, classes: int, dims: int, million: 
 
 
 def write_votes(folder: Path, depth: int, *, data: Path, images: Path) -> None:
-    """CIFAR-10's first 5,000 test images by a ResNet: logits, labels, and whether people's majority contradicts them."""
+    """CIFAR-10's first 5,000 test images by a ResNet: logits, labels, and whether most people contradict these."""
     import sys  # noqa: PLC0415
 
     sys.path.append(str(Path(__file__).parents[1] / "experiments"))

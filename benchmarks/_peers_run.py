@@ -58,7 +58,7 @@ def once(row: Row, side: str, columns: Columns) -> None:
         fit, score = getattr(row, side)(columns)
         fit()
         score()
-    except Exception as error:  # noqa: BLE001 (whatever it is, the measurement will show it)
+    except Exception as error:  # whatever it is, the measurement will show it
         print(f"on few rows: {type(error).__name__}: {error}")
 
 

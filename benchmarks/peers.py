@@ -46,7 +46,17 @@ SMALL = {"rows": 4000, "classes": 20, "dims": 64, "million": 20_000}
 TEN = {"rows": 20_000, "classes": 10, "dims": 64, "million": 1000}
 FEW = {"rows": 600, "classes": 10, "dims": 32, "million": 1000}
 SAME, SAME_ORDER = 1e-4, 0.9999
-REPAIR = """
+INSTALLED = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+def found(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps({name: found(name) for name in json.loads(sys.argv[1])}))
+"""
+PREPARE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
@@ -102,20 +112,28 @@ def main() -> None:
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of the peers' environment, which is made if it is not there."""
+    """The interpreter of the peers' environment, which is made if it is not there, and completed if it is."""
     python = folder / "bin" / "python"
-    if python.exists():
-        return python
-    print(f"installing the peers into {folder}", flush=True)
     beside = Path(sys.executable).parent / "uv"
     uv = str(beside) if beside.exists() else "uv"
-    run([uv, "venv", "--python", sys.executable, str(folder)])
-    install = [uv, "pip", "install", "--python", str(python)]
-    same = [f"{name}=={version(name)}" for name in ("torch", "torchvision")]
-    pinned = [f"{name}=={number}" for name, number in PEERS.items() if name != "torchcp"]
-    run([*install, *same, *pinned, *BESIDE, "-e", str(ROOT)])
-    # One of its losses depends on torchsort, which must be compiled; nothing here uses it.
-    run([*install, "--no-deps", f"torchcp=={PEERS['torchcp']}"])
+    if not python.exists():
+        print(f"installing the peers into {folder}", flush=True)
+        run([uv, "venv", "--python", sys.executable, str(folder)])
+    wanted = {**PEERS, **dict.fromkeys(("torch", "torchvision", *BESIDE))}
+    command = [str(python), "-c", INSTALLED, json.dumps([*wanted])]
+    installed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
+    missing = [
+        name for name, number in wanted.items() if installed[name] is None or number not in (None, installed[name])
+    ]
+    if missing:
+        same = {name: version(name) for name in ("torch", "torchvision")}
+        numbers = {**wanted, **same}
+        asked = [name if numbers[name] is None else f"{name}=={numbers[name]}" for name in missing if name != "torchcp"]
+        install = [uv, "pip", "install", "--python", str(python)]
+        run([*install, *asked, "-e", str(ROOT)])
+        # One of its losses depends on torchsort, which must be compiled; nothing here uses it.
+        if "torchcp" in missing:
+            run([*install, "--no-deps", f"torchcp=={PEERS['torchcp']}"])
     return python
 
 
@@ -139,7 +157,7 @@ def prepared(
         "images": str(images),
         "packages": ["dubito", "torch", "numpy", *PEERS, "torchmetrics", "scikit-learn", "faiss-cpu"],
     }
-    command = [str(python), "-c", REPAIR, str(Path(__file__).parent), json.dumps(job)]
+    command = [str(python), "-c", PREPARE, str(Path(__file__).parent), json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=variables(options), check=False)  # noqa: S603
     if done.returncode:
         sys.exit(f"cannot prepare the columns:\n{done.stderr[-3000:]}")
@@ -250,10 +268,9 @@ HEAD = ("what", "peer", "images", "ours: fit + score", "theirs: fit + score", "r
 
 def cells(row: dict[str, Any]) -> list[str]:
     """Of the table and of the page."""
-    sides = []
-    for side in ("ours", "theirs"):
-        sides.append(f"{row[side]['fit']:.3g} + {row[side]['score']:.3g} s" if side in row else "failed")
-    memory = ", ".join(f"{row[side]['megabytes']:.0f}" if side in row else "-" for side in ("ours", "theirs"))
+    both = ("ours", "theirs")
+    sides = [f"{row[side]['fit']:.3g} + {row[side]['score']:.3g} s" if side in row else "failed" for side in both]
+    memory = ", ".join(f"{row[side]['megabytes']:.0f}" if side in row else "-" for side in both)
     ratio = f"{row['ratio']:.2f}" if "ratio" in row else "-"
     return [row["what"], row["peer"], f"{row['scored']:,}", *sides, ratio, memory, answer(row)]
 
