@@ -4,6 +4,7 @@ A contender takes the columns and returns what is timed: a function that fits, a
 array with one number per row, or figures by name. What it does before is not timed.
 """
 
+import importlib.util
 import sys
 import types
 from collections.abc import Callable
@@ -290,7 +291,12 @@ def torchcp_sets(name: str, **settings: Any) -> Callable[[Columns], Contender]:
     """Without lots at the boundary, like ours."""
 
     def contender(columns: Columns) -> Contender:
-        # One of its losses needs torchsort, which must be compiled; prediction sets do not.
+        # The package imports graphs and language models, and a loss that needs torchsort, which must be compiled;
+        # prediction sets need none of them.
+        found = importlib.util.find_spec("torchcp")
+        package = types.ModuleType("torchcp")
+        package.__path__ = list((found and found.submodule_search_locations) or ())
+        sys.modules.setdefault("torchcp", package)
         sys.modules["torchsort"] = types.SimpleNamespace(soft_rank=None, soft_sort=None)  # type: ignore[assignment]
         from torchcp.classification import score as scores  # noqa: PLC0415
         from torchcp.classification.predictor import SplitPredictor  # noqa: PLC0415
