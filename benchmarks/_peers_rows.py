@@ -293,10 +293,8 @@ def torchcp_sets(name: str, **settings: Any) -> Callable[[Columns], Contender]:
     def contender(columns: Columns) -> Contender:
         # The package imports graphs and language models, and a loss that needs torchsort, which must be compiled;
         # prediction sets need none of them.
-        found = importlib.util.find_spec("torchcp")
-        package = types.ModuleType("torchcp")
-        package.__path__ = list((found and found.submodule_search_locations) or ())
-        sys.modules.setdefault("torchcp", package)
+        if "torchcp" not in sys.modules and (found := importlib.util.find_spec("torchcp")) is not None:
+            sys.modules["torchcp"] = importlib.util.module_from_spec(found)
         sys.modules["torchsort"] = types.SimpleNamespace(soft_rank=None, soft_sort=None)  # type: ignore[assignment]
         from torchcp.classification import score as scores  # noqa: PLC0415
         from torchcp.classification.predictor import SplitPredictor  # noqa: PLC0415

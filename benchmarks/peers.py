@@ -367,7 +367,7 @@ together with size.
 
 - DEUP of torch-uncertainty learns from a model's outputs, not from its features, so it is another thing than an
   uncertainty head of dubito.
-- crepes and venn-abers are compared in `experiments/watch.py` and wherever an experiment names them.
+- crepes is compared in `experiments/watch.py`; venn-abers is installed, and not compared yet.
 - What needs images, such as probes, gradients and extraction: the peers have no cache to start from.
 """
 
