@@ -166,3 +166,26 @@ def test_a_class_that_is_masked_with_minus_infinity_needs_a_large_negative_logit
 def test_a_single_logit_says_nothing(function):
     with pytest.raises(ValueRangeError, match=r"needs at least two classes; got logits of shape \(3, 1\)"):
         function(torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_blocks_of_a_table_change_nothing(rows):
+    logits = 4 * torch.randn(rows, 1000, generator=torch.Generator().manual_seed(3))  # 262 rows are a block
+    table = Table(logit=logits)
+    for score, function in ((MaxProbability(), max_probability), (Entropy(), entropy), (Energy(), energy)):
+        assert torch.allclose(score.score(table), function(logits), rtol=1e-14, atol=0)
+    assert torch.allclose(Energy(temperature=3.0).score(table), energy(logits, 3.0), rtol=1e-14, atol=0)
+    assert torch.allclose(ScaledEntropy(scale=0.3).score(table), entropy(0.3 * logits.double()), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("function", [max_probability, entropy, energy])
+def test_gradients_of_the_functions(function):
+    logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (logits,))
+
+
+def test_a_sure_entropy_keeps_its_digits():
+    # Of two classes, a lead of t gives log(1 + e^-t) + t e^-t / (1 + e^-t), about (1 + t) e^-t.
+    for lead in (10.0, 20.0, 30.0):
+        expected = math.log1p(math.exp(-lead)) + lead * math.exp(-lead) / (1 + math.exp(-lead))
+        assert entropy(one([lead, 0.0])).item() == pytest.approx(expected, rel=1e-4)

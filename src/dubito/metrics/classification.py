@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.metrics._arrays import Array, integers, same_length
+from dubito.metrics.shifted import shifted_blocks
 from dubito.table import Table, to_tensor
 from dubito.types import finite
 from dubito.validate import check_classes, check_model_labels, has_model_labels
@@ -52,21 +53,26 @@ def brier(logits: Array, labels: Array) -> float:
 
 def correct(logits: Array, labels: Array) -> Bool[Tensor, "n"]:
     """Is the highest logit the label's, row by row?"""
-    return _each_row("correct", lambda z, y: z.argmax(1) == y, logits, labels)
+    return _each_row("correct", lambda _top, z, _, y: z.argmax(1) == y, logits, labels)
 
 
 def nll_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
     """The negative log-likelihood of each label, in nats."""
-    return _each_row("nll", lambda z, y: -z.log_softmax(1).gather(1, y[:, None])[:, 0], logits, labels)
+
+    def log_loss(_: Tensor, z: Float64[Tensor, "b c"], spare: Tensor, y: Int[Tensor, "b"]) -> Float64[Tensor, "b"]:
+        return torch.exp(z, out=spare).sum(1).log() - z.gather(1, y[:, None])[:, 0]
+
+    return _each_row("nll", log_loss, logits, labels)
 
 
 def brier_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
     """The Brier score of each row, summed over classes."""
 
-    def squared_distance(z: Float64[Tensor, "b c"], y: Int[Tensor, "b"]) -> Float64[Tensor, "b"]:
-        miss = z.softmax(1)
+    def squared_distance(_: Tensor, z: Float64[Tensor, "b c"], spare: Tensor, y: Int[Tensor, "b"]) -> Tensor:
+        miss = torch.exp(z, out=spare)
+        miss.div_(miss.sum(1, keepdim=True))
         miss[torch.arange(len(y)), y] -= 1
-        return miss.square().sum(1)
+        return miss.square_().sum(1)
 
     return _each_row("brier", squared_distance, logits, labels)
 
@@ -77,7 +83,7 @@ def confidence(logits: Array) -> Float64[Tensor, "n"]:
     >>> confidence([[0.0, 0.0], [0.0, 0.0]]).tolist()
     [0.5, 0.5]
     """
-    return _each_row("confidence", lambda z: z.softmax(1).amax(1), logits)
+    return _each_row("confidence", lambda _, z, spare: 1 / torch.exp(z, out=spare).sum(1), logits)
 
 
 def wrong_predictions(table: Table, *, by: str, repair: str = "Pass labelled images.") -> Bool[Tensor, "n"]:
@@ -118,7 +124,7 @@ def labelled_logits(
 
 
 def _each_row(by: str, per_row: Callable[..., Tensor], logits: Array, *labels: Array) -> Shaped[Tensor, "n"]:
-    """A function of float64 logits, and of labels if there are any, in blocks: a copy of all would fill the memory."""
+    """A function of what `shifted_blocks` gives of the logits, and of labels if there are any."""
     z = to_tensor(logits, f"{by}: logits")
     if z.ndim == 1 and any(to_tensor(one, f"{by}: labels").ndim == 2 for one in labels):
         raise TableError(f"{by} takes logits first and labels second; these look swapped. Swap them.")
@@ -131,8 +137,9 @@ def _each_row(by: str, per_row: Callable[..., Tensor], logits: Array, *labels: A
     for y in columns:
         same_length(by, logits=len(z), labels=len(y))
         check_classes(y, z.shape[1], by=by)
-    values = []
     for start in range(0, len(z), _ROWS):
-        block = finite(z[start : start + _ROWS].double(), f"{by}: logits from row {start} on")
-        values.append(per_row(block, *(y[start : start + _ROWS] for y in columns)))
-    return torch.cat(values)
+        block = z[start : start + _ROWS]
+        # NaN and infinity reach the sum, which is much cheaper than the check.
+        if not bool(block.sum(dtype=torch.float64).isfinite()):
+            finite(block, f"{by}: logits from row {start} on")
+    return torch.cat([per_row(*block, *(y[rows] for y in columns)) for rows, *block in shifted_blocks(z)])

@@ -7,16 +7,21 @@
 with p = softmax(logits). The first three are U_max, U_cool and U_entropy of Pearce et al. 2021 (arXiv 2106.04972); its
 cooling scales the features, which is scaling the logits apart from the bias; max_logit is Hendrycks et al. 2022, energy
 Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
+
+With z_y = logit_y - max_k logit_k and Z = sum_y exp z_y, p_y = exp(z_y) / Z gives max p = 1 / Z, and an entropy of
+log Z - sum_y z_y exp(z_y) / Z, in which nothing cancels. Tables are computed so, block by block (`metrics.shifted`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
+from dubito.metrics.shifted import shifted, shifted_blocks
 from dubito.table import Table
 from dubito.types import Score
 from dubito.validate import check_number
@@ -24,13 +29,12 @@ from dubito.validate import check_number
 
 def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """-max p, in [-1, -1/c]."""
-    return -check_two_classes(logits, "max_probability").softmax(-1).amax(-1)
+    return _max_probability(*shifted(check_two_classes(logits, "max_probability")))
 
 
 def entropy(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """H(p) in nats, in [0, log c]."""
-    log_p = check_two_classes(logits, "entropy").log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)
+    return _entropy(*shifted(check_two_classes(logits, "entropy")))
 
 
 def margin(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
@@ -41,12 +45,32 @@ def margin(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
 
 def max_logit(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """-max logit."""
-    return -logits.double().amax(-1)
+    return -logits.amax(-1).double()
 
 
 def energy(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
     """-T logsumexp(logits / T)."""
-    return -temperature * (logits.double() / temperature).logsumexp(-1)
+    return -temperature * _log_sum(*shifted(logits.double() / temperature))
+
+
+def _max_probability(
+    _: Float64[Tensor, "*n"], z: Float64[Tensor, "*n c"], spare: Float64[Tensor, "*n c"] | None = None
+) -> Float64[Tensor, "*n"]:
+    return -1 / torch.exp(z, out=spare).sum(-1)
+
+
+def _entropy(
+    _: Float64[Tensor, "*n"], z: Float64[Tensor, "*n c"], spare: Float64[Tensor, "*n c"] | None = None
+) -> Float64[Tensor, "*n"]:
+    e = torch.exp(z, out=spare)
+    total = e.sum(-1)
+    return total.log() - torch.mul(e, z, out=spare).sum(-1) / total
+
+
+def _log_sum(
+    top: Float64[Tensor, "*n"], z: Float64[Tensor, "*n c"], spare: Float64[Tensor, "*n c"] | None = None
+) -> Float64[Tensor, "*n"]:
+    return top + torch.exp(z, out=spare).sum(-1).log()
 
 
 class ScoreOfLogits(Score):
@@ -60,29 +84,51 @@ class ScoreOfLogits(Score):
         return self.of_logits(batch.logit)
 
 
+class ScoreOfSoftmax(Score):
+    """A function of the softmax of logits, `of_shifted`: of a row's largest logit, and of all less it."""
+
+    needs = ("logit",)
+    of_shifted: Callable[..., Tensor]
+    fewest_classes: ClassVar[int] = 2
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by first."""
+        return 1.0
+
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+        """The function of every row of logits, block by block."""
+        if self.fewest_classes == 2:
+            refuse_one_class(batch.logit, self.name)
+        u = torch.empty(len(batch), dtype=torch.float64)
+        for rows, *block in shifted_blocks(batch.logit, self.divisor):
+            u[rows] = self.of_shifted(*block)
+        return u
+
+
 @final
 @dataclass
-class MaxProbability(ScoreOfLogits):
+class MaxProbability(ScoreOfSoftmax):
     """The usual baseline: one minus the confidence, up to a constant."""
 
     name = "max_probability"
     kind = "total"
-    of_logits = staticmethod(max_probability)
+    of_shifted = staticmethod(_max_probability)
 
 
 @final
 @dataclass
-class Entropy(ScoreOfLogits):
+class Entropy(ScoreOfSoftmax):
     """The entropy of the predicted distribution."""
 
     name = "entropy"
     kind = "total"
-    of_logits = staticmethod(entropy)
+    of_shifted = staticmethod(_entropy)
 
 
 @final
 @dataclass
-class ScaledEntropy(ScoreOfLogits):
+class ScaledEntropy(ScoreOfSoftmax):
     """The entropy of scaled-down logits, which undoes saturation.
 
     Attributes:
@@ -93,13 +139,15 @@ class ScaledEntropy(ScoreOfLogits):
 
     name = "scaled_entropy"
     kind = "total"
+    of_shifted = staticmethod(_entropy)
 
     def __post_init__(self) -> None:
         check_number(self.scale, "(0, inf)", by=self.name, what="scale", hint="The paper takes 0.1.")
 
-    def of_logits(self, logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
-        """H(softmax(scale * logits))."""
-        return entropy(self.scale * logits.double())
+    @property
+    def divisor(self) -> float:
+        """1 / scale."""
+        return 1 / self.scale
 
 
 @final
@@ -124,7 +172,7 @@ class MaxLogit(ScoreOfLogits):
 
 @final
 @dataclass
-class Energy(ScoreOfLogits):
+class Energy(ScoreOfSoftmax):
     """The free energy of the logits: a smooth max_logit.
 
     Attributes:
@@ -135,13 +183,19 @@ class Energy(ScoreOfLogits):
 
     name = "energy"
     kind = "epistemic"
+    fewest_classes = 1
 
     def __post_init__(self) -> None:
         check_number(self.temperature, "(0, inf)", by=self.name, what="temperature", hint="The paper takes 1.")
 
-    def of_logits(self, logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
-        """-T logsumexp(logits / T)."""
-        return energy(logits, self.temperature)
+    def of_shifted(self, *block: Float64[Tensor, "..."]) -> Float64[Tensor, "n"]:
+        """-T logsumexp, of what was divided by T."""
+        return -self.temperature * _log_sum(*block)
+
+    @property
+    def divisor(self) -> float:
+        """T."""
+        return self.temperature
 
 
 def check_two_classes(logits: Float[Tensor, "*n c"], by: str) -> Float[Tensor, "*n c"]:
