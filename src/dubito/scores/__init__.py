@@ -4,9 +4,9 @@ from dubito.heads.score import UncertaintyHead
 from dubito.scores.ash import ASH
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
+from dubito.scores.deup import DEUP
 from dubito.scores.fdbd import FDBD
 from dubito.scores.gen import GEN
-from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -25,9 +25,9 @@ from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
-from dubito.scores.react import ReAct
 from dubito.scores.nnguide import NNGuide
 from dubito.scores.prototypes import Prototypes
+from dubito.scores.react import ReAct
 from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.residual import Residual
 from dubito.scores.scale import SCALE

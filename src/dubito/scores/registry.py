@@ -20,9 +20,9 @@ from dubito.heads.recipe import as_recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.ash import ASH
 from dubito.scores.density import Density
+from dubito.scores.deup import DEUP
 from dubito.scores.fdbd import FDBD
 from dubito.scores.gen import GEN
-from dubito.scores.deup import DEUP
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -41,15 +41,15 @@ from dubito.scores.mahalanobis_pp import MahalanobisPP
 from dubito.scores.mental import MentalModel
 from dubito.scores.nci import NCI
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.nnguide import NNGuide
+from dubito.scores.prototypes import Prototypes
 from dubito.scores.react import ReAct
 from dubito.scores.residual import Residual
 from dubito.scores.scale import SCALE
-from dubito.scores.nnguide import NNGuide
-from dubito.scores.prototypes import Prototypes
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.scores.vim import ViM
 from dubito.scores.vbll import VBLL
+from dubito.scores.vim import ViM
 from dubito.storage import Place, parse_json, reading, to_place, unsealed, write_file, write_sealed, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
