@@ -28,6 +28,7 @@ PLAIN = [
     "margin",
     "max_logit",
     "energy",
+    "gen",
     "last_layer_gradient",
     "grad_norm",
 ]

@@ -84,7 +84,7 @@ def available_scores(
                 _add_head(available, table)
             continue
         strict = names is not None or name in chosen
-        if SCORES[name].ood_only and not (ood_only or strict):
+        if not (strict or ood_only) and SCORES[name].ood_only:
             available.left_out[name] = "it is designed to find OOD images alone; name it to use it"
             continue
         if not strict and (reason := SCORES[name].named_only):
