@@ -1,5 +1,6 @@
 """The exported graph against PyTorch: logits, uncertainty and acceptance, for batches of any size."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import dubito
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard import Guard
 from dubito.guard.combination import Combination, quantiles
-from dubito.guard.onnx import GuardModule
+from dubito.guard.onnx import WRITABLE, GuardModule, as_graph
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
     ASH,
@@ -29,11 +30,14 @@ from dubito.scores import (
     Laplace,
     LastLayerGradient,
     Mahalanobis,
+    MahalanobisPP,
     Margin,
     MaxLogit,
     MaxProbability,
     MentalModel,
     Neighbours,
+    NNGuide,
+    Prototypes,
     ReAct,
     REGrad,
     Residual,
@@ -48,6 +52,56 @@ from .world import inputs, labelled, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+WRITTEN = [
+    MaxProbability(),
+    Entropy(),
+    ScaledEntropy(0.3),
+    Margin(),
+    MaxLogit(),
+    Energy(2.0),
+    Temperature(Entropy()),
+    GradNorm(),
+    GradNorm(bias=True),
+    LastLayerGradient("root"),
+    MentalModel(),
+    Mahalanobis(),
+    Mahalanobis(relative=True),
+    MahalanobisPP(),
+    MahalanobisPP(0.5, relative=True),
+    Prototypes(),
+    NNGuide(k=3),
+    Laplace(),
+    Laplace("diagonal"),
+    VBLL(epochs=60),
+    Neighbours(k=3),
+    GEN(top=3),
+    KLMatching(),
+    Residual(),
+    ViM(alpha=2.0),
+    FDBD(),
+    NCI(),
+    ReAct(),
+    SCALE(),
+    ASH(0.5),
+    Density(2, start="free"),
+    Density(2, "tied", start="free"),
+    Density(2, "diagonal", "log", start="free"),
+    dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.heads.Recipe(rows=2000)),
+]
+
+
+class AllScores(nn.Module):
+    """Features and logits to one output per score."""
+
+    def __init__(self, scores: list[Score]) -> None:
+        super().__init__()
+        owners = nn.ModuleList(nn.Module() for _ in scores)  # each may add networks of its own
+        self.owners = owners
+        self.written = [as_graph(one.name, one, owner) for one, owner in zip(scores, owners, strict=True)]
+
+    def forward(self, z: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one(z, logits) for one in self.written)
+
 
 @pytest.fixture(scope="module")
 def model() -> WrappedClassifier:
@@ -61,42 +115,7 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
     return table.extended(loss=dubito.metrics.nll_per_row(table.logit, table.label))
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        MaxProbability(),
-        Entropy(),
-        ScaledEntropy(0.3),
-        Margin(),
-        MaxLogit(),
-        Energy(2.0),
-        Temperature(Entropy()),
-        GradNorm(),
-        GradNorm(bias=True),
-        LastLayerGradient("root"),
-        MentalModel(),
-        Mahalanobis(),
-        Mahalanobis(relative=True),
-        Laplace(),
-        Laplace("diagonal"),
-        VBLL(epochs=60),
-        Neighbours(k=3),
-        GEN(top=3),
-        KLMatching(),
-        Residual(),
-        ViM(alpha=2.0),
-        FDBD(),
-        NCI(),
-        ReAct(),
-        SCALE(),
-        ASH(0.5),
-        Density(2, start="free"),
-        Density(2, "tied", start="free"),
-        Density(2, "diagonal", "log", start="free"),
-        dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.heads.Recipe(rows=2000)),
-    ],
-    ids=lambda score: f"{score.name}-{getattr(score, 'covariance', '')}",
-)
+@pytest.mark.parametrize("score", WRITTEN, ids=lambda score: f"{score.name}-{getattr(score, 'covariance', '')}")
 def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, table: Table, score: Score) -> None:
     guard = Guard.fit(model, table, coverage=0.7, scores={"one": score})
     x = inputs(40, seed=5)
@@ -107,6 +126,29 @@ def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, t
     assert torch.equal(accept, result.accept)
     assert 0 < int(accept.sum()) < 40
     assert torch.equal(logits, nn.functional.linear(z, weight, bias))
+
+
+def test_the_list_of_scores_that_can_be_written_is_complete() -> None:
+    assert {score.name for score in WRITTEN} == set(WRITABLE)
+
+
+def test_every_score_that_can_be_written_runs_in_onnxruntime(table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    fitted = [copy.deepcopy(score).fit(table) for score in WRITTEN]
+    sizes = ({0: torch.export.Dim("n")},) * 2
+    graph = torch.export.export(
+        AllScores(fitted), (table.feature[:2], table.logit[:2]), dynamic_shapes=sizes, strict=False
+    )
+    program = torch.onnx.export(graph, input_names=["z", "logits"], dynamic_shapes=sizes, verbose=False)
+    program.save(tmp_path / "scores.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "scores.onnx"))
+    for rows in (table, table.rows(slice(3, 4))):
+        outputs = session.run(None, {"z": rows.feature.numpy(), "logits": rows.logit.numpy()})
+        for score, u in zip(fitted, outputs, strict=True):
+            expected = score.score(rows).numpy()
+            assert u.dtype == np.float64
+            assert u == pytest.approx(expected, rel=1e-5, abs=1e-5 * np.abs(expected).mean()), score
 
 
 def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:

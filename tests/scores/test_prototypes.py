@@ -83,10 +83,9 @@ def test_few_images_suffice(per_class, least):
 
 
 def test_shrinkage_brings_prototypes_nearer_to_the_true_means():
-    truth = Prototypes().fit(images(2000)).prototypes_
+    truth = Prototypes().fit(images(2000, noise=1.2)).prototypes_
     for seed in range(3):
         train = images(2, seed=20 + seed, noise=1.2)
-        truth = Prototypes().fit(images(2000, noise=1.2)).prototypes_
         unit = torch.nn.functional.normalize(train.feature.double())
         plain = torch.stack([unit[train.label == c].mean(0) for c in range(10)])
         assert (Prototypes().fit(train).prototypes_ - truth).square().sum() < (plain - truth).square().sum()

@@ -38,12 +38,13 @@ from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.ash import ash
 from dubito.scores.fdbd import fdbd
-from dubito.scores.gaussians import squared_distances
 from dubito.scores.gen import gen
 from dubito.scores.kl_matching import kl_matching
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.nci import nci
+from dubito.scores.nnguide import energies, guided_energy
+from dubito.scores.prototypes import typical_distance
 from dubito.scores.react import react
 from dubito.scores.residual import residual_norm
 from dubito.scores.scale import scale
@@ -268,7 +269,10 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.GradNorm: lambda score: lambda z, logits: -grad_norm(z, logits, bias=score.bias),
     scores.LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
     scores.MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
-    scores.Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
+    scores.Mahalanobis: lambda score: lambda z, _: score.gaussians.distances(z.double(), relative=score.relative),
+    scores.MahalanobisPP: lambda score: lambda z, _: _of_even_lengths(z.double(), score),
+    scores.Prototypes: lambda one: lambda z, _: typical_distance(_unit(z.double()), one.prototypes_, one.typical_),
+    scores.NNGuide: lambda score: lambda z, logits: _guided_energy(z, logits, score),
     scores.Laplace: lambda score: score.information,
     scores.VBLL: lambda score: lambda z, _: score.information(z),
     scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
@@ -285,17 +289,26 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperatu
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 
-def _nearest_class(z: Tensor, score: scores.Mahalanobis) -> Tensor:
-    """As `Mahalanobis.score_batch`."""
-    nearest: Tensor = squared_distances(z, score.means_, score.factor_).amin(1)
-    if score.relative:
-        nearest = nearest - squared_distances(z, score.background_mean_[None], score.background_factor_)[:, 0]
-    return nearest
+def _unit(z: Tensor) -> Tensor:
+    """Features at length one."""
+    return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+
+
+def _of_even_lengths(z: Tensor, score: scores.MahalanobisPP) -> Tensor:
+    """As `MahalanobisPP.score_batch`."""
+    lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return score.gaussians.distances(z * (score.length_ / lengths) ** score.power_, relative=score.relative)
+
+
+def _guided_energy(z: Tensor, logits: Tensor, score: scores.NNGuide) -> Tensor:
+    """As `NNGuide.score_batch`, by products with the whole bank in place of faiss."""
+    nearest = (_unit(z).float() @ score.bank_.T).topk(score.k, dim=-1).values
+    return guided_energy(energies(logits, centred=score.centred_), nearest.double().mean(1))
 
 
 def _kth_distance(z: Tensor, score: scores.Neighbours) -> Tensor:
     """As `neighbours.kth_distance`, by products with the whole bank in place of faiss."""
-    z = (z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)).float()
+    z = _unit(z).float()
     places = (z @ score.bank_.T).topk(score.k, dim=-1).indices[:, -1]
     distance: Tensor = torch.linalg.vector_norm(z.double() - score.bank_[places].double(), dim=-1)
     return distance

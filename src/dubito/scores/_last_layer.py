@@ -49,8 +49,7 @@ def last_layer(table: Table, *, by: str, instead: str = _OTHERS) -> LastLayer:
     Raises:
         TableError: There are too few rows, or the logits are not linear in the features.
     """
-    check_rows(table, by=by)
-    layer = once("last layer", table, lambda: _recovered(table, by))
+    layer = recovered(table, by=by)
     if layer.missed is None:
         raise TableError(
             f"{by}: weights of {layer.rank} independent features need more than {layer.rank + 1} rows; "
@@ -58,6 +57,12 @@ def last_layer(table: Table, *, by: str, instead: str = _OTHERS) -> LastLayer:
         )
     layer.check_linear(table.name, by=by, repair=f"or {instead}")
     return LastLayer(layer.weight, layer.bias)
+
+
+def recovered(table: Table, *, by: str) -> LinearLogits:
+    """The layer as it is found, of however few rows, and how well it fits."""
+    check_rows(table, by=by)
+    return once("last layer", table, lambda: _recovered(table, by))
 
 
 @contextmanager

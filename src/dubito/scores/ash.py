@@ -6,7 +6,9 @@
 Djurisic et al. 2023, the variant S, with their percentile for ImageNet, 0.90. The authors reshape feature maps before
 the last pooling or features after it, by model; here it is always the feature. W and b come from features and logits
 (`_last_layer.py`). Features with many negative values are refused, because the sums cancel there and the score
-collapses. The product with W is in float32. How many activations are kept is rounded as in pytorch-ood.
+collapses. The product with W is in float32. How many activations are kept is rounded as in pytorch-ood. All that tie
+with the last of them are kept as well, as often in half precision: the score then depends neither on the order of
+features nor on the runtime.
 """
 
 from dataclasses import dataclass
@@ -31,9 +33,9 @@ def ash(
     >>> ash(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 5.0]]), torch.zeros(1), 0.5).item()  # - 3 e^(4 / 3)
     -11.38...
     """
-    largest, places = z.topk(number_kept(z.shape[-1], percentile), dim=-1, sorted=False)
-    pruned = torch.zeros_like(z).scatter(-1, places, largest)
-    return energy_of(pruned * sum_ratio(z, largest).exp(), weight, bias)
+    least = z.topk(number_kept(z.shape[-1], percentile), dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    pruned = torch.where(z >= least, z, 0.0)
+    return energy_of(pruned * sum_ratio(z, pruned).exp(), weight, bias)
 
 
 @final

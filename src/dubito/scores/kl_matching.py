@@ -3,9 +3,9 @@
     u(x) = min_k KL(p || d_k) = sum_y p_y log p_y - max_k sum_y p_y log d_ky,   p = softmax(logits)
 
 Hendrycks et al. 2022. d_k is the mean p of the images that are predicted as class k, so no labels are needed; classes
-that are never predicted have none. All divergences from all classes are one product of matrices, in the precision of
-the logits, which finds the nearest class; the divergence from that one is then in float64. Where d_k is zero in
-float64, the smallest positive number stands for it, so that the divergence is large but finite.
+that are never predicted have none. All divergences from all classes are one product of matrices, in float32, which
+finds the nearest class; the divergence from that one is then in float64. Where d_k is zero in float64, the smallest
+positive number stands for it, so that the divergence is large but finite.
 """
 
 import math
@@ -18,9 +18,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.scores.softmax import check_two_classes
+from dubito.metrics.shifted import shifted
+from dubito.scores.softmax import ScoreOfSoftmax, check_two_classes
 from dubito.table import Table
-from dubito.types import Score, finite_batches
+from dubito.types import finite_batches
 from dubito.validate import check_rows
 
 _LOWEST = math.log(sys.float_info.min)
@@ -32,18 +33,26 @@ def kl_matching(logits: Float[Tensor, "n c"], log_typical: Float64[Tensor, "k c"
     >>> kl_matching(torch.zeros(1, 2), torch.tensor([[0.5, 0.5], [0.9, 0.1]]).double().log()).item()
     0.0
     """
-    shifted = check_two_classes(logits, "kl_matching")
-    shifted = shifted - shifted.amax(-1, keepdim=True)
-    part = shifted.exp()  # p times its sum, which no comparison of classes depends on
-    nearest = (part.to(logits.dtype) @ log_typical.to(logits.dtype).T).argmax(-1)
+    return _divergence(*shifted(check_two_classes(logits, "kl_matching")), log_typical=log_typical)
+
+
+def _divergence(
+    _: Float64[Tensor, "*n"],
+    z: Float64[Tensor, "*n c"],
+    spare: Float64[Tensor, "*n c"] | None = None,
+    *,
+    log_typical: Float64[Tensor, "k c"],
+) -> Float64[Tensor, "*n"]:
+    part = torch.exp(z, out=spare)  # p times its sum, which no comparison of classes depends on
+    nearest = (part.float() @ log_typical.float().T).argmax(-1)
     total = part.sum(-1)
     # Rounding may leave less than nothing where they are equal.
-    return ((part * (shifted - log_typical[nearest])).sum(-1) / total - total.log()).clamp(min=0.0)
+    return (torch.mul(part, z - log_typical[nearest], out=spare).sum(-1) / total - total.log()).clamp(min=0.0)
 
 
 @final
 @dataclass
-class KLMatching(Score):
+class KLMatching(ScoreOfSoftmax):
     """The Kullback-Leibler divergence from the nearest of the classes' mean predictions.
 
     Attributes:
@@ -77,4 +86,8 @@ class KLMatching(Score):
                 f"kl_matching.score: logits must be of {c} classes, as in fit; got {batch.shape('logit')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
-        return kl_matching(batch.logit, self.log_typical_)
+        return super().score_batch(batch)
+
+    def of_shifted(self, *block: Float64[Tensor, "..."]) -> Float64[Tensor, "n"]:
+        """The divergence, of logits less the largest of their row."""
+        return _divergence(*block, log_typical=self.log_typical_)

@@ -23,10 +23,11 @@ By default tau maximises the evidence at the fixed theta*, log p(D | tau) = cons
 log det H). Its slope in log tau, 1/2 (gamma - tau |theta*|^2) with gamma = sum h / (h + tau) over the eigenvalues h of
 the Gauss-Newton matrix (MacKay 1992), falls everywhere, so its only root is found by bisection.
 
-theta* is recovered from features and logits by least squares (`heads/linear_logits.py`) on at most 16,384 evenly spaced
-rows: exact where the logits are linear in the features. Weight and bias form one block, so A includes the covariance of
-features and bias; laplace-torch makes the bias a block of its own. If `fit` sees fewer images than the model was
-trained on, S is larger, and the order of images about the same.
+theta* comes from features and logits (`_last_layer.py`). Weight and bias form one block, so A includes the covariance
+of features and bias; laplace-torch makes the bias a block of its own. If `fit` sees fewer images than the model was
+trained on, S is larger, and the order of images about the same. Products are in the precision of the features; sums
+over rows and eigenvalues are in float64. Each v_k is kept less its mean, which no probability depends on, so that what
+all logits share takes no digits.
 """
 
 import math
@@ -40,16 +41,17 @@ from torch import Tensor
 
 from dubito.choices import LaplaceStructure
 from dubito.errors import TableError, ValueRangeError
-from dubito.heads.linear_logits import linear_logits
-from dubito.scores._features import ScoreOfFeatures
+from dubito.heads.linear_logits import add_gram, mirrored
+from dubito.scores._features import ScoreOfFeatures, mean_feature
+from dubito.scores._last_layer import recovered
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_choice, check_number, check_rows
 
-_ROWS = 16_384
 _MOST_FULL = 6_000
 _SMALLEST, _LARGEST = 1e-12, 1e12
+_TINY = 1e-300
 _BISECTIONS = 80
 _NUMBERS = 4e6
 """Numbers per block of the full structure."""
@@ -60,8 +62,12 @@ def logit_information(
 ) -> Float64[Tensor, "n"]:
     """1/2 tr(F S) for S = sum_k s_k v_k v_k^T: the information about the label in Gaussian logits, to second order.
 
-    Per direction it is half the variance s_k times the variance of v_ky for labels y drawn from p. The latter is
-    computed from differences to the most likely class, so that confident rows keep their order.
+    Per direction it is half the variance s_k times the variance of v_ky for labels y drawn from p. With q = 1 - p of
+    the most likely class t, a sum of the other probabilities, and E and Var for labels y drawn from these, that is
+
+        q (Var v_ky + (1 - q) (E v_ky - v_kt)^2)
+
+    so that confident rows keep their order, also where products with the directions are in float32.
 
     Args:
         logits: The mean of the logits.
@@ -77,12 +83,12 @@ def logit_information(
     rest = others.sum(-1, keepdim=True)
     if directions is None:
         spread = (p * (1 - p)).scatter(-1, top, rest * (1 - rest))
-    else:
-        likely = directions[top[:, 0]]
-        shift = (others @ directions).addcmul_(rest, likely, value=-1)  # the mean of v_y - v_top
-        spread = others @ directions.square()
-        spread = spread.addcmul_(likely, 2 * shift + rest * likely, value=-1).sub_(shift.square())
-    return 0.5 * (spread.clamp_(min=0) * variances.double()).sum(-1)
+        return 0.5 * (spread * variances).sum(-1)
+    share = (others / rest.clamp(min=_TINY)).to(directions.dtype)
+    mean = share @ directions
+    spread = (share @ directions.square() - mean.square()).clamp(min=0)
+    spread = spread + (1 - rest).to(mean.dtype) * (mean - directions[top[:, 0]]).square()
+    return 0.5 * rest[:, 0] * (spread * variances).sum(-1, dtype=torch.float64)
 
 
 def evidence_precision(eigenvalues: Float[Tensor, "..."], norm: float) -> float:
@@ -119,7 +125,7 @@ class Laplace(ScoreOfFeatures):
         structure: That of the posterior precision: "kron", "diagonal" or "full".
         prior_precision: tau; None maximises the evidence.
         basis_: (e, e) eigenvectors of A with e = d + 1; of "full", (c e, c e); empty for the axes themselves.
-        outputs_: (c, c) eigenvectors of B; empty for the classes themselves.
+        outputs_: (c, c) eigenvectors of B, each less its mean; empty for the classes themselves.
         curvature_: (c, e) eigenvalues of the Gauss-Newton matrix.
         precision_: tau, once fitted.
     """
@@ -149,7 +155,7 @@ class Laplace(ScoreOfFeatures):
             )
         norm = _squared_norm(table, by) if self.prior_precision is None else 0.0
         learn = {"kron": _kron, "diagonal": _diagonal, "full": _full}[self.structure]
-        basis, outputs, curvature = learn(_rows(table, by), c, e)
+        basis, outputs, curvature = learn(table, c, e, by)
         self.precision_ = self.prior_precision or evidence_precision(curvature, norm)
         self.basis_, self.outputs_, self.curvature_ = basis, outputs, curvature
 
@@ -168,10 +174,10 @@ class Laplace(ScoreOfFeatures):
         """The same from features and logits, unchecked."""
         x = _with_one(feature)
         if self.structure == "full":
-            return self._of_full(x, logits)
-        x = x @ self.basis_ if len(self.basis_) else x
-        variances = x.square() @ (self.curvature_ + self.precision_).reciprocal().T
-        return logit_information(logits, variances, self.outputs_ if len(self.outputs_) else None)
+            return self._of_full(x.double(), logits)
+        x = x @ self.basis_.to(x.dtype) if len(self.basis_) else x
+        variances = x.square() @ (self.curvature_ + self.precision_).reciprocal().to(x.dtype).T
+        return logit_information(logits, variances, self.outputs_.to(x.dtype) if len(self.outputs_) else None)
 
     def _of_full(self, x: Float64[Tensor, "n e"], logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n"]:
         """Every eigenvector of H moves the logits of a row in a direction of its own."""
@@ -189,55 +195,52 @@ class Laplace(ScoreOfFeatures):
 
 
 def _squared_norm(table: Table, by: str) -> float:
-    """Of the last layer's weights and biases, recovered from some of the rows."""
-    count = min(len(table), max(_ROWS, 4 * table.shape("feature")[1]))
-    chosen = torch.arange(count) * (len(table) - 1) // max(count - 1, 1)
-    some = table.select("feature", "logit")
-    blocks = torch.split(chosen, 2048)
-
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in finite_batches((some.rows(rows) for rows in blocks), table.name, by=by):
-            yield batch.feature.double(), batch.logit.double()
-
-    layer = linear_logits(pairs)
+    """Of the last layer's weights and biases."""
+    layer = recovered(table, by=by)
     layer.check_linear(table.name, by=by, repair="or set prior_precision")
     return float(layer.weight.square().sum() + layer.bias.square().sum())
 
 
 def _rows(table: Table, by: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs x (n, e) and probabilities (n, c), block by block."""
+    """Features (n, d), and probabilities (n, c) in float64, block by block."""
     for batch in finite_batches(table.batches("feature", "logit"), table.name, by=by):
-        yield _with_one(batch.feature), check_two_classes(batch.logit, by).softmax(-1)
+        yield batch.feature, check_two_classes(batch.logit, by).softmax(-1)
 
 
-def _with_one(feature: Float[Tensor, "n d"]) -> Float64[Tensor, "n e"]:
-    return torch.cat([feature.double(), torch.ones(len(feature), 1, dtype=torch.float64)], dim=1)
+def _with_one(feature: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+    return torch.cat([feature, feature.new_ones(len(feature), 1)], dim=1)
 
 
-def _kron(rows: Iterator[tuple[Tensor, Tensor]], c: int, e: int) -> tuple[Tensor, Tensor, Tensor]:
+def _kron(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
     """Eigenvectors of A and of B, and n times all products of their eigenvalues."""
-    n, inputs, outputs = 0, torch.zeros(e, e, dtype=torch.float64), torch.zeros(c, c, dtype=torch.float64)
-    for x, p in rows:
-        n += len(x)
-        inputs.addmm_(x.T, x)
-        outputs.addmm_(p.T, p, alpha=-1)
-        outputs.diagonal().add_(p.sum(0))
-    (a, basis), (b, directions) = _eigen(inputs), _eigen(outputs)
-    return basis, directions, torch.outer(b, a) / n
+    mean, n = mean_feature(table, by=by), len(table)
+    inputs, outputs = torch.zeros(e - 1, e - 1, dtype=torch.float64), torch.zeros(c, c, dtype=torch.float64)
+    spread = torch.zeros(c, dtype=torch.float64)
+    for z, p in _rows(table, by):
+        # Around the mean, as in residual.py, and the diagonal by itself: products in float32 keep their digits.
+        add_gram(inputs, z - mean.to(z.dtype))
+        add_gram(outputs, p.to(z.dtype))
+        spread += (p * (1 - p)).sum(0)
+    first = _with_one(mean[None])[0]
+    whole = torch.outer(first, first)
+    whole[:-1, :-1] += mirrored(inputs) / n
+    (a, basis), (b, directions) = _eigen(whole), _eigen((-mirrored(outputs)).diagonal_scatter(spread))
+    return basis, directions - directions.mean(0), torch.outer(b, a)
 
 
-def _diagonal(rows: Iterator[tuple[Tensor, Tensor]], c: int, e: int) -> tuple[Tensor, Tensor, Tensor]:
+def _diagonal(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
     """The diagonal of the Gauss-Newton matrix; its axes are weights."""
     curvature, none = torch.zeros(c, e, dtype=torch.float64), torch.empty(0, 0, dtype=torch.float64)
-    for x, p in rows:
-        curvature.addmm_((p * (1 - p)).T, x.square_())
+    for z, p in _rows(table, by):
+        curvature += (p * (1 - p)).to(z.dtype).T @ _with_one(z).square()
     return none, none.clone(), curvature
 
 
-def _full(rows: Iterator[tuple[Tensor, Tensor]], c: int, e: int) -> tuple[Tensor, Tensor, Tensor]:
+def _full(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
     """Eigenvectors of the whole matrix, and its eigenvalues, which have no order by class."""
     whole = torch.zeros(c, e, c, e, dtype=torch.float64)
-    for x, p in rows:
+    for z, p in _rows(table, by):
+        x = _with_one(z.double())
         for k in range(c):
             for other in range(k + 1):
                 share = p[:, k] * ((1.0 if k == other else 0.0) - p[:, other])
