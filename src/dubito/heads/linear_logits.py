@@ -106,10 +106,17 @@ def _solved(zz: Float64[Tensor, "d d"], zy: Float64[Tensor, "d c"]) -> tuple[Flo
 
 
 def add_gram(upper: Float64[Tensor, "d d"], z: Float[Tensor, "n d"]) -> None:
-    """Add z^T z to the upper half of a matrix, in which the lower half is without meaning: 5/8 of the products."""
+    """Add z^T z to the upper half of a matrix, in which the lower half is without meaning: 5/8 of the products.
+
+    Products are in the precision of z, and their sums over blocks of rows in float64.
+    """
     edges = torch.linspace(0, z.shape[1], _PANELS + 1).round().long().tolist()
     for low, high in pairwise(edges):
-        upper[low:high, low:] += z[:, low:high].T @ z[:, low:]
+        part, beside = z[:, low:high].T, z[:, low:]
+        if z.dtype == upper.dtype:
+            upper[low:high, low:].addmm_(part, beside)
+        else:
+            upper[low:high, low:] += part @ beside
 
 
 def mirrored(upper: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dubito.choices import Covariance
 from dubito.errors import ValueRangeError
+from dubito.heads.linear_logits import add_gram, mirrored
 
 NEGLIGIBLE = 1e-14
 """A share of a row's density that is not counted: float64 would keep two of its digits."""
@@ -158,12 +159,12 @@ class Maximiser:
                 rows = (shares[:, k] > NEGLIGIBLE).nonzero()[:, 0]
                 near, share = z[rows] - mean, shares[rows, k]
                 self._firsts[k] += share @ near
-                add_products(self._seconds[k], near.mul_(share.sqrt()[:, None]))
+                add_gram(self._seconds[k], near.mul_(share.sqrt()[:, None]))
             return
         z = z - self._middle
         self._firsts.addmm_(shares.T, z)
         if self.covariance == "tied":
-            add_products(self._seconds, z * shares.sum(1, keepdim=True).sqrt())
+            add_gram(self._seconds, z * shares.sum(1, keepdim=True).sqrt())
         else:
             self._seconds.addmm_(shares.T, z.square())
 
@@ -286,16 +287,3 @@ def _full(z: Float64[Tensor, "n d"], mixture: Mixture) -> Float64[Tensor, "n k"]
             joint[rows, k] = values
             floor[rows] = torch.maximum(floor[rows], values - _CUT)
     return joint
-
-
-def add_products(sums: Float64[Tensor, "d d"], z: Float64[Tensor, "n d"]) -> None:
-    """Add z^T z, its upper part alone: `mirrored` completes it."""
-    for start in range(0, z.shape[1], CHUNK):
-        stop = min(start + CHUNK, z.shape[1])
-        sums[:stop, start:stop].addmm_(z[:, :stop].T, z[:, start:stop])
-
-
-def mirrored(sums: Float64[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
-    """Both parts, from the upper one."""
-    upper: Tensor = sums.triu()
-    return upper + upper.triu(1).T

@@ -21,8 +21,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from dubito.heads.linear_logits import add_gram, mirrored
 from dubito.scores._features import ScoreOfFeatures, classes_of, labelled
-from dubito.scores.gaussians import add_products, mirrored, precision_factor, squared_distances
+from dubito.scores.gaussians import precision_factor, squared_distances
 from dubito.table import Table
 from dubito.validate import check_number
 
@@ -79,7 +80,7 @@ class ClassScatter:
         self._first[known[new]] = z[earliest[new]].double()
         z = z.double() - self._first[label]
         self._sums.index_add_(0, label, z)
-        add_products(self._products, z)
+        add_gram(self._products, z)
         self.counts += torch.bincount(label, minlength=len(self.counts))
 
     def gaussians(self, *, regularisation: float, by: str, scale: float = 1.0) -> ClassGaussians:
