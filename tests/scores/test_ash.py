@@ -38,3 +38,11 @@ def test_a_row_without_activations_has_the_energy_of_the_biases():
 def test_settings_are_checked():
     with pytest.raises(ValueRangeError, match=r"ash: percentile must be .*90 % is 0.9. The paper takes 0.90"):
         ASH(90.0)
+
+
+def test_ties_are_kept_together_whatever_the_order_of_features():
+    # Of 3, 1, 1, 1 two are above the percentile; all tie with the second: r = 1, and the logit is e (3 + 2 + 3 + 4).
+    z, weight = torch.tensor([[3.0, 1.0, 1.0, 1.0]]), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    for order in ([0, 1, 2, 3], [3, 0, 2, 1]):
+        u = ash(z[:, order], weight[:, order], torch.zeros(1), 0.5)
+        assert u.item() == pytest.approx(-12 * math.e, rel=1e-6)
