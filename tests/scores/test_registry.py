@@ -263,7 +263,7 @@ def test_parts_that_are_missing(saved):
 def test_an_inner_score_that_is_unknown(tmp_path):
     folder = save_score(Temperature(), tmp_path)
     rewrite(folder, settings={"score_of": {"score": "oracle", "settings": {}}})
-    with pytest.raises(ArtefactError, match=r"cannot be read \(make_score: score must be .*got 'oracle'"):
+    with pytest.raises(ArtefactError, match=r"cannot be read \(this dubito has no score 'oracle'\)"):
         load_score(folder)
 
 

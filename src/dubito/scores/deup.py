@@ -32,6 +32,7 @@ from dubito.heads.losses import DIRECT_LOSSES
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.scores._features import ScoreOfFeatures
+from dubito.scores.gaussians import squared_distances
 from dubito.scores.laplace import Laplace
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.softmax import Entropy
@@ -119,7 +120,7 @@ class DEUP(ScoreOfFeatures):
         label = ("label",) if "density" in self.inputs else ()
         self.needs = ("feature", *logit)
         self.learns_from = tuple(dict.fromkeys((*self.needs, *label, *NEEDS[self.recipe.target])))
-        self._parts: tuple[UncertaintyHead, Mahalanobis, Laplace] | None = None
+        self._parts: tuple[UncertaintyHead, Laplace] | None = None
 
     def learn(self, table: Table) -> None:
         """The density and the posterior first, then the error predictor on standardised inputs."""
@@ -128,17 +129,17 @@ class DEUP(ScoreOfFeatures):
         for _ in finite_batches(table.batches(*self.learns_from), table.name, by="deup.fit"):
             pass  # every row is checked before the first step
         none = torch.empty(0, 0, dtype=torch.float64)
-        distance, posterior = Mahalanobis(), Laplace()
+        posterior = Laplace()
         self.means_ = self.factor_ = self.basis_ = self.outputs_ = self.curvature_ = none
         self.precision_, self.features_ = 0.0, table.shape("feature")[1]
         if "density" in self.inputs:
-            distance.fit(table)
+            distance = Mahalanobis().fit(table)
             self.means_, self.factor_ = distance.means_, distance.factor_
         if "variance" in self.inputs:
             posterior.fit(table)
             self.basis_, self.outputs_ = posterior.basis_, posterior.outputs_
             self.curvature_, self.precision_ = posterior.curvature_, posterior.precision_
-        numbers = [self._numbers(batch, distance, posterior) for batch in table.batches(*self.needs)]
+        numbers = [self._numbers(batch, posterior) for batch in table.batches(*self.needs)]
         inputs = self._standardised(table, torch.cat(numbers))
         n, recipe = len(table), self.recipe
         rows = recipe.rows or max(_FEWEST_PASSES * n, min(_PASSES * n, _ROWS))
@@ -150,29 +151,32 @@ class DEUP(ScoreOfFeatures):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The predicted loss, less the aleatoric part."""
         self.check_width(batch, self.features_)
-        head, distance, posterior = self._restored()
-        numbers = self._numbers(batch, distance, posterior)
+        head, posterior = self._restored()
+        numbers = self._numbers(batch, posterior)
         parts = [batch.feature.double(), numbers] if "feature" in self.inputs else [numbers]
         u = head((torch.cat(parts, dim=1) - self.shift_) / self.scale_).double()
         return u - Entropy().score_batch(batch) if self.aleatoric == "entropy" else u
 
-    def _restored(self) -> tuple[UncertaintyHead, Mahalanobis, Laplace]:
-        """The error predictor and its two inputs, as they were fitted."""
+    def _restored(self) -> tuple[UncertaintyHead, Laplace]:
+        """The error predictor and the posterior, as they were fitted."""
         if self._parts is None:
             head = UncertaintyHead(self.width, self.depth, self.seed, self.recipe)
             head.features_, head.weights_, head.trained_ = len(self.shift_), self.weights_, self.trained_
-            distance, posterior = Mahalanobis(), Laplace()
-            distance.means_, distance.factor_ = self.means_, self.factor_
+            posterior = Laplace()
             posterior.basis_, posterior.outputs_ = self.basis_, self.outputs_
             posterior.curvature_, posterior.precision_ = self.curvature_, self.precision_
-            self._parts = head, distance, posterior
+            self._parts = head, posterior
         return self._parts
 
-    def _numbers(self, batch: Table, distance: Mahalanobis, posterior: Laplace) -> Float64[Tensor, "n k"]:
+    def _numbers(self, batch: Table, posterior: Laplace) -> Float64[Tensor, "n k"]:
         """The logarithms of distance and variance, as far as they are inputs."""
-        chosen = [score for name, score in (("density", distance), ("variance", posterior)) if name in self.inputs]
-        columns = [score.score_batch(batch).clamp_min(_TINY).log() for score in chosen]
-        return torch.stack(columns, dim=1) if columns else torch.empty(len(batch), 0, dtype=torch.float64)
+        columns = []
+        if "density" in self.inputs:
+            columns.append(squared_distances(batch.feature.double(), self.means_, self.factor_).amin(1))
+        if "variance" in self.inputs:
+            columns.append(posterior.score_batch(batch))
+        numbers = torch.stack(columns, dim=1) if columns else torch.empty(len(batch), 0, dtype=torch.float64)
+        return numbers.clamp_min(_TINY).log()
 
     def _standardised(self, table: Table, numbers: Float64[Tensor, "n k"]) -> Computed:
         """The inputs as a column that is computed as it is read; sets `shift_` and `scale_`."""

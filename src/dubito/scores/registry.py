@@ -196,6 +196,8 @@ def _plain(value: Any) -> Any:
 
 def _restored(described: Json) -> Score:
     """Back from `_plain`."""
+    if described["score"] not in [*SCORES]:
+        raise ValueError(f"this dubito has no score '{described['score']}'")
     settings = dict(described["settings"])
     for name, value in settings.items():
         if name == "recipe":
