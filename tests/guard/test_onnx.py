@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -137,10 +138,11 @@ def test_every_score_that_can_be_written_runs_in_onnxruntime(table: Table, tmp_p
     runtime = pytest.importorskip("onnxruntime")
     fitted = [copy.deepcopy(score).fit(table) for score in WRITTEN]
     sizes = ({0: torch.export.Dim("n")},) * 2
-    graph = torch.export.export(
-        AllScores(fitted), (table.feature[:2], table.logit[:2]), dynamic_shapes=sizes, strict=False
-    )
-    program = torch.onnx.export(graph, input_names=["z", "logits"], dynamic_shapes=sizes, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter about itself
+        example = (table.feature[:2], table.logit[:2])
+        graph = torch.export.export(AllScores(fitted), example, dynamic_shapes=sizes, strict=False)
+        program = torch.onnx.export(graph, input_names=["z", "logits"], dynamic_shapes=sizes, verbose=False)
     program.save(tmp_path / "scores.onnx")
     session = runtime.InferenceSession(str(tmp_path / "scores.onnx"))
     for rows in (table, table.rows(slice(3, 4))):

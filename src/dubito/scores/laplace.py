@@ -91,6 +91,11 @@ def logit_information(
     return 0.5 * rest[:, 0] * (spread * variances).sum(-1, dtype=torch.float64)
 
 
+def with_one(feature: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+    """Features and a one for the bias; x.shape[0] in place of len(x), so that an exported graph takes any number."""
+    return torch.cat([feature, feature.new_ones(feature.shape[0], 1)], dim=1)
+
+
 def evidence_precision(eigenvalues: Float[Tensor, "..."], norm: float) -> float:
     """The tau at which sum h / (h + tau) = tau norm, where the evidence is largest; ValueRangeError if there is none.
 
@@ -172,7 +177,7 @@ class Laplace(ScoreOfFeatures):
 
     def information(self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n"]:
         """The same from features and logits, unchecked."""
-        x = _with_one(feature)
+        x = with_one(feature)
         if self.structure == "full":
             return self._of_full(x.double(), logits)
         x = x @ self.basis_.to(x.dtype) if len(self.basis_) else x
@@ -207,10 +212,6 @@ def _rows(table: Table, by: str) -> Iterator[tuple[Tensor, Tensor]]:
         yield batch.feature, check_two_classes(batch.logit, by).softmax(-1)
 
 
-def _with_one(feature: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-    return torch.cat([feature, feature.new_ones(len(feature), 1)], dim=1)
-
-
 def _kron(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
     """Eigenvectors of A and of B, and n times all products of their eigenvalues."""
     mean, n = mean_feature(table, by=by), len(table)
@@ -221,7 +222,7 @@ def _kron(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor
         add_gram(inputs, z - mean.to(z.dtype))
         add_gram(outputs, p.to(z.dtype))
         spread += (p * (1 - p)).sum(0)
-    first = _with_one(mean[None])[0]
+    first = with_one(mean[None])[0]
     whole = torch.outer(first, first)
     whole[:-1, :-1] += mirrored(inputs) / n
     (a, basis), (b, directions) = _eigen(whole), _eigen((-mirrored(outputs)).diagonal_scatter(spread))
@@ -232,7 +233,7 @@ def _diagonal(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Te
     """The diagonal of the Gauss-Newton matrix; its axes are weights."""
     curvature, none = torch.zeros(c, e, dtype=torch.float64), torch.empty(0, 0, dtype=torch.float64)
     for z, p in _rows(table, by):
-        curvature += (p * (1 - p)).to(z.dtype).T @ _with_one(z).square()
+        curvature += (p * (1 - p)).to(z.dtype).T @ with_one(z).square()
     return none, none.clone(), curvature
 
 
@@ -240,7 +241,7 @@ def _full(table: Table, c: int, e: int, by: str) -> tuple[Tensor, Tensor, Tensor
     """Eigenvectors of the whole matrix, and its eigenvalues, which have no order by class."""
     whole = torch.zeros(c, e, c, e, dtype=torch.float64)
     for z, p in _rows(table, by):
-        x = _with_one(z.double())
+        x = with_one(z.double())
         for k in range(c):
             for other in range(k + 1):
                 share = p[:, k] * ((1.0 if k == other else 0.0) - p[:, other])

@@ -32,7 +32,7 @@ from torch import Tensor
 from dubito.errors import DubitoWarning, TableError
 from dubito.heads.stream import Stream
 from dubito.scores._features import ScoreOfFeatures, classes_of
-from dubito.scores.laplace import logit_information
+from dubito.scores.laplace import logit_information, with_one
 from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_number, check_seed
@@ -123,7 +123,7 @@ class VBLL(ScoreOfFeatures):
 
     def _logits(self, feature: Float[Tensor, "n d"]) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:
         """Mean and variance."""
-        x = _with_one((feature.double() - self.shift_) / self.scale_)
+        x = with_one((feature.double() - self.shift_) / self.scale_)
         return x @ self.mean_.T, x.square() @ self.variance_.T
 
     def _train(
@@ -140,7 +140,7 @@ class VBLL(ScoreOfFeatures):
         variance = torch.full_like(mean, 1 / (self.prior_precision + n / c))  # as if all classes were as likely
         middle, curvature = shift.float(), torch.zeros(c, e, dtype=torch.float64)
         for step, (z, place) in enumerate(stream.batches(0, total), start=1):
-            x = _with_one((z - middle) / scale)
+            x = with_one((z - middle) / scale)
             squares, own = x.square(), (torch.arange(len(x)), place.long())
             p = (x @ mean.T + squares @ variance.T / 2).softmax(1)
             curvature += p.T @ squares
@@ -169,7 +169,7 @@ def _sums(
     """Over all rows: the gradient of the bound in the means, and the sums pi^T x^2."""
     gradient, curvature = torch.zeros_like(mean), torch.zeros_like(mean)
     for batch in table.batches("feature", "label"):
-        x = _with_one((batch.feature.double() - shift) / scale)
+        x = with_one((batch.feature.double() - shift) / scale)
         squares = x.square()
         p = (x @ mean.T + squares @ variance.T / 2).softmax(1)
         curvature.addmm_(p.T, squares)
@@ -187,7 +187,3 @@ def _shift_and_scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:
     for batch in table.batches("feature"):
         squares += float((batch.feature.double() - mean).square().sum())
     return mean, math.sqrt(squares / len(table) / len(mean)) or 1.0
-
-
-def _with_one(z: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-    return torch.cat([z, z.new_ones(len(z), 1)], dim=1)
