@@ -217,7 +217,7 @@ def test_a_calibrated_table_says_so_and_what_was_fitted_on_other_logits_refuses_
     assert table.provenance.calibration is None
     with pytest.raises(TableError, match="its logits are calibrated differently"):
         Temperature().fit(table).score(calibrated)
-    with pytest.raises(TableError, match="temperature .* there, none here|none there, temperature .* here"):
+    with pytest.raises(TableError, match=r"temperature \w+ there, none here"):
         method.apply(calibrated)  # twice
     with pytest.raises(TableError, match="Apply the same calibration to both"):
         concat([table, calibrated])

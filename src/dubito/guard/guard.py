@@ -852,7 +852,7 @@ def _identity(model: Classifier, made: Provenance | None, *, of: str) -> tuple[P
     own, signed = model_identity(model), signature(eager(model.module))
     if made and made.calibration:
         raise ModelError(
-            f"{of} has logits that were calibrated ({made.calibration}), which {model.name} does not compute of images. "
+            f"{of} has logits that were calibrated ({made.calibration}); those of {model.name} are not. "
             f"Leave the model out, and pass tables to which the same calibration was applied."
         )
     if made and (reason := made.difference(own)):
