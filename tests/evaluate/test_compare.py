@@ -331,7 +331,7 @@ def test_plot_shows_gaps_to_the_best(axes):
 
 
 def test_a_plot_grows_with_the_number_of_scores():
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib").use("Agg")
     many = {f"energy {place}": dubito.Energy(temperature=1.0 + place) for place in range(30)}
     picture = compare(images(60), scores=many, resamples=10).plot()
     assert picture.figure.get_size_inches().tolist() == [5, pytest.approx(7)]  # 1 + 0.2 * 30
