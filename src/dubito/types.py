@@ -278,7 +278,8 @@ class Score(ABC):
         """Raise TableError for a table of another model than the score was fitted on."""
         if self.learned:
             both = f"{table.name} and the table that {self.name} was fitted on"
-            check_provenance(table.provenance, self.provenance_, by=f"{self.name}.score", of=both)
+            logits = "logit" in (*self.needs, *self.learns_from)
+            check_provenance(table.provenance, self.provenance_, by=f"{self.name}.score", of=both, logits=logits)
 
     def batches(self, table: Table) -> Iterator[Table]:
         """The rows of a table with the columns that the score reads, as many in memory as it can score at once."""

@@ -229,7 +229,8 @@ def check_same_model(
         if other is None:
             continue
         both = f"{name} ({other.name}) and {table.name}"
-        check_provenance(other.provenance, table.provenance, by=by, of=both, error=error)
+        logits = "logit" in table and "logit" in other
+        check_provenance(other.provenance, table.provenance, by=by, of=both, error=error, logits=logits)
         for column in ("logit", "feature"):
             if column in table and column in other and table.shape(column)[1:] != other.shape(column)[1:]:
                 raise error(

@@ -15,9 +15,10 @@ from dubito.errors import (
     UnknownNameError,
     ValueRangeError,
 )
+from dubito.guard import Guard
 from dubito.metrics import accuracy, nll
-from dubito.scores import MaxProbability
-from dubito.table import Provenance, Table
+from dubito.scores import Entropy, MaxProbability, Neighbours, Temperature
+from dubito.table import Provenance, Table, concat
 from tests.calibration.samples import sample
 
 FAST = {
@@ -202,3 +203,53 @@ def test_any_small_table_has_proper_probabilities(logits, name, random):
     assert np.allclose(log_p.exp().sum(1), 1)
     if method.keeps_predictions:
         assert torch.equal(log_p.float().argmax(1), table.logit.argmax(1))
+
+
+def test_a_calibrated_table_says_so_and_what_was_fitted_on_other_logits_refuses_it():
+    table = sample()
+    table.provenance = Provenance(weights="ab12")
+    method, other = made("temperature").fit(table), made("temperature").fit(sample(seed=1))
+    calibrated = method.apply(table)
+    assert calibrated.provenance.calibration == method.apply(table).provenance.calibration  # it does not depend on time
+    assert calibrated.provenance.calibration.startswith("temperature ")
+    assert calibrated.provenance.calibration != other.apply(table).provenance.calibration
+    assert Provenance.from_json(calibrated.provenance.to_json(), "here") == calibrated.provenance
+    assert table.provenance.calibration is None
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        Temperature().fit(table).score(calibrated)
+    with pytest.raises(TableError, match=r"temperature \w+ there, none here"):
+        method.apply(calibrated)  # twice
+    with pytest.raises(TableError, match="Apply the same calibration to both"):
+        concat([table, calibrated])
+    assert len(Temperature().fit(calibrated).score(calibrated)) == len(table)
+    assert len(Entropy().score(calibrated)) == len(table)
+
+
+def test_what_reads_features_alone_takes_calibrated_tables():
+    table = sample()
+    table = Table(logit=table.logit, label=table.label, feature=table.logit[:, :2], provenance=Provenance(weights="ab"))
+    calibrated = made("temperature").fit(table).apply(table)
+    neighbours = Neighbours().fit(table)
+    assert torch.equal(neighbours.score(calibrated), neighbours.score(table))
+    assert len(concat([table.select("feature"), calibrated.select("feature")])) == 2 * len(table)
+
+
+def test_two_calibrations_after_each_other_are_both_recorded():
+    table = sample()
+    table.provenance = Provenance(weights="ab12")
+    once = made("temperature").fit(table).apply(table)
+    twice = made("isotonic").fit(once).apply(once)
+    assert twice.provenance.calibration.startswith(f"{once.provenance.calibration} + isotonic ")
+
+
+def test_a_guard_of_calibrated_logits_takes_tables_calibrated_alike():
+    table = sample(1000)
+    table.provenance = Provenance(weights="ab12")
+    method = made("temperature").fit(sample(seed=3))
+    method.provenance_ = table.provenance
+    guard = Guard.fit(None, method.apply(table), coverage=0.8, scores="entropy")
+    fresh = sample(50, seed=4)
+    fresh.provenance = table.provenance
+    assert len(guard.decide(method.apply(fresh)).accept) == 50
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        guard.decide(fresh)

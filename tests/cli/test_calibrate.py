@@ -52,3 +52,11 @@ def test_errors_are_in_words_of_the_command_line(run: Run, labelled: Path, tmp_p
     unknown = run("calibrate", labelled, "-m", "vektor", "--folds", 2)
     assert unknown.code == 1
     assert "Did you mean vector?" in unknown.err
+
+
+def test_scores_that_were_fitted_on_other_logits_are_refused(run: Run, labelled: Path, tmp_path: Path) -> None:
+    saved = save_calibration(TemperatureScaling().fit(dubito.open(labelled)), tmp_path / "c")
+    dubito.save_score(dubito.scores.Temperature().fit(dubito.open(labelled)), tmp_path / "fitted" / "temperature")
+    answer = run("score", labelled, "-s", "temperature", "--load", tmp_path / "fitted", "--calibration", saved)
+    assert answer.code == 1
+    assert "its logits are calibrated differently" in answer.err

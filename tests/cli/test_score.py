@@ -60,8 +60,8 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert list(answer.json["scores"]) == PLAIN
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
-        "left out: temperature, neighbours, density, mahalanobis, mental, mahalanobis_pp, nnguide, "
-        "prototypes, laplace, which learn first. "
+        "left out: temperature, neighbours, density, mahalanobis, mental, kl_matching, residual, vim, fdbd, nci, react, "
+        "scale, ash, mahalanobis_pp, nnguide, prototypes, laplace, which learn first. "
         "Pass in-distribution images: --learn-from CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
@@ -85,6 +85,15 @@ def test_text_names_images_and_classes(run: Run, cache: Path) -> None:
     assert f"the 3 most uncertain of {COUNT} images, by entropy" in answer.out
     assert answer.out.count(".png") == 3
     assert ".png" not in run("score", cache, "-s", "entropy", "--top", 0).out
+
+
+def test_without_names_six_scores_have_columns_and_the_others_are_named(run: Run, cache: Path) -> None:
+    text = run("score", cache, "--top", 2).out
+    assert "also computed: last_layer_gradient, grad_norm. Choose with --score NAME, or write all" in text
+    assert text.count("grad_norm") == 1
+    assert list(run("score", cache, "--top", 2, "--json").json["top"][0]["scores"]) == PLAIN
+    named = [part for name in PLAIN for part in ("-s", name)]
+    assert "also computed" not in run("score", cache, *named).out
 
 
 def test_fit_unlocks_the_learned_ones(run: Run, cache: Path, labelled: Path) -> None:

@@ -330,6 +330,14 @@ def test_plot_shows_gaps_to_the_best(axes):
     assert axes.containers[0].lines[0].get_xdata().tolist() == [one.gap_to_best.value for one in ranked.values()]
 
 
+def test_a_plot_grows_with_the_number_of_scores():
+    pytest.importorskip("matplotlib").use("Agg")
+    many = {f"energy {place}": dubito.Energy(temperature=1.0 + place) for place in range(30)}
+    picture = compare(images(60), scores=many, resamples=10).plot()
+    assert picture.figure.get_size_inches().tolist() == [5, pytest.approx(7)]  # 1 + 0.2 * 30
+    picture.figure.clear()
+
+
 def test_the_best_at_corrupted_copies_is_the_choice_for_unseen_ood_images():
     # Copies of features that moved away: their logits are as certain as before, their neighbours are far.
     table, train = images(150), images(400, seed=1)

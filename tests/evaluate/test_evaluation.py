@@ -102,6 +102,17 @@ class TestPlot:
         assert [line.get_label() for line in axes.lines] == ["entropy", "max_probability"]
         assert axes.lines[0].get_xydata().tolist() == [list(point) for point in points]
 
+    def test_of_many_scores_those_with_the_fewest_errors_have_names(self, table, axes):
+        wrong = ~metrics.correct(table.logit, table.label)
+        scores = {f"late{k}": (torch.arange(N) + k) % N for k in range(11)} | {"oracle": wrong.double()}
+        evaluate(scores, table, metrics=["aurc"], **QUICK).plot(axes)
+        named = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert len(axes.lines) == 12
+        assert len(named) == 10
+        assert named[-1] == "oracle"
+        assert [line.get_color() for line in axes.lines[:3]][:2] == ["lightgrey"] * 2
+        assert axes.lines[2].get_color() != "lightgrey"
+
     def test_the_bins_of_the_reliability_diagram_are_those_of_the_ece(self, both, axes):
         bins = both.reliability
         gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.images

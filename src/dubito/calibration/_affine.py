@@ -74,14 +74,15 @@ class AffineScaling(Calibration):
 
     def learn(self, table: Table) -> None:
         """Temperature first, then the weights around it."""
+        table = _held(table)
         self.temperature_ = fit_temperature(table)
         n, c = table.shape("logit")
         generator = torch.Generator().manual_seed(0)
         part = torch.randperm(n, generator=generator) % _HELD_OUT  # rows may be sorted by class
-        kept, held_out = (_held(chosen_rows(table, one.nonzero()[:, 0])) for one in (part > 0, part == 0))
+        kept, held_out = (chosen_rows(table, one.nonzero()[:, 0]) for one in (part > 0, part == 0))
         halves = None if n < _FEW else (kept, held_out)
         self.deviation_ = self.deviation or self._best(halves, _OWN, lambda own: (own, None))
-        theta = self._fitted(_held(table), self.deviation_, self._chosen_off(halves, c))
+        theta = self._fitted(table, self.deviation_, self._chosen_off(halves, c))
         self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:

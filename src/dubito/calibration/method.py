@@ -4,10 +4,13 @@
 
 A calibrated table (`apply`) is a view: its column `logit` holds log p, computed as rows are read, in the precision of
 the model's own logits. So every score, metric and guard takes it like any other table. The column `loss`, which belongs
-to the old logits, is left out; members of ensembles stay as they are.
+to the old logits, is left out; members of ensembles stay as they are. Where the table has a provenance, it records the
+method, so that what was fitted on other logits (a score, a guard, a calibration) refuses the table.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import torch
@@ -95,12 +98,23 @@ class Calibration(ABC):
             return torch.cat(parts) if parts else chosen
 
         columns = {name: table.column(name) for name in table.columns if name != "loss"}
-        return table.with_only(columns | {"logit": Computed(table.shape("logit"), calibrated)})
+        applied = table.with_only(columns | {"logit": Computed(table.shape("logit"), calibrated)})
+        if table.provenance is not None:
+            names = (table.provenance.calibration, f"{self.name} {self._fingerprint()}")
+            applied.provenance = replace(table.provenance, calibration=" + ".join(filter(None, names)))
+        return applied
 
     def probability(self, table: Table) -> Float[Tensor, "n c"]:
         """The calibrated probabilities of all rows, in the precision of the table's logits."""
         logit = self.apply(table).logit
         return logit.exp_()
+
+    def _fingerprint(self) -> str:
+        """A short hash of what it has learned."""
+        known = hashlib.blake2b(digest_size=4)
+        for value in (getattr(self, name) for name in self.learned):
+            known.update(value.numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+        return known.hexdigest()
 
     def _check(self, table: Table, *, by: str) -> None:
         """Raise unless it is fitted, and the table comes from the same model."""

@@ -34,7 +34,7 @@ def fit(
     false_alarms: Annotated[
         float | None, option("Instead: at most this share of correct predictions is refused.")
     ] = None,
-    per: Annotated[str | None, option("Hold in every predicted class: class.", "class")] = None,
+    per: Annotated[str | None, option("class: the guarantee holds within every predicted class.", "class")] = None,
     costs: Annotated[
         Path | None,
         option("What errors cost: CSV of numbers, a row per true and a column per predicted class.", "FILE"),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dubito.types import Score
 
 _ENDINGS = (".csv", ".npz")
+_SHOWN = 6
+"""Scores that have a column of the list where none are named: thirty would repeat the images on several screens."""
 _HEAD = "head"
 _OTHERS = {"density": "--score density, with --set density.covariance=full or the like", _HEAD: "--head NAME"}
 """By the score of a remark: how to choose another one."""
@@ -167,7 +169,11 @@ def score(
             dubito.save_score(one, save / folder_name(name))
     if to is not None:
         _write(to, columns)
-    screen.show(_summary(cache, columns, chosen, top), written={"to": to, "saved": save})
+    shown = [name for name in chosen if name != "max_probability"]  # not beside the probability
+    rest = [] if scores.score or scores.load else shown[_SHOWN:]
+    also = f"also computed: {', '.join(rest)}. Choose with --score NAME, or write all of them with --to FILE."
+    result = _summary(cache, columns, chosen, top, shown=[name for name in shown if name not in rest])
+    screen.show(result, *([also] if rest else []), written={"to": to, "saved": save})
 
 
 def _columns(table: "dubito.Table", scores: Mapping[str, "Score"]) -> dict[str, Any]:
@@ -199,8 +205,18 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     export(path, data.getvalue())
 
 
-def _summary(cache: Place, columns: Mapping[str, Any], scores: Mapping[str, "Score"], top: int) -> CommandResult:
-    """The most uncertain images by the first score; equal ones in the table's order."""
+def _summary(
+    cache: Place, columns: Mapping[str, Any], scores: Mapping[str, "Score"], top: int, *, shown: Sequence[str]
+) -> CommandResult:
+    """The most uncertain images by the first score; equal ones in the table's order.
+
+    Args:
+        cache: Where the images are.
+        columns: All that is known of every image.
+        scores: The scores.
+        top: How many images.
+        shown: Names of scores that have a column for people; the JSON has all of them.
+    """
     first, count = next(iter(scores)), len(columns["id"])
     order = (-columns[first]).argsort(kind="stable")[:top].tolist()
     predicts = "predicted" in columns  # a backbone without a classifying layer does not
@@ -214,7 +230,6 @@ def _summary(cache: Place, columns: Mapping[str, Any], scores: Mapping[str, "Sco
         }
         for row in order
     ]
-    shown = [name for name in scores if name != "max_probability"]  # not beside the probability
     return CommandResult(
         f"{cache}: the {f'{len(order)} ' if len(order) != 1 else ''}most uncertain of {count} images, by {first}",
         {
@@ -232,7 +247,7 @@ def _summary(cache: Place, columns: Mapping[str, Any], scores: Mapping[str, "Sco
                 **{name: one["scores"][name] for name in shown},
             }
             if predicts
-            else {"image": one["id"], **one["scores"]}
+            else {"image": one["id"], **{name: one["scores"][name] for name in shown}}
             for one in images
         ],
     )

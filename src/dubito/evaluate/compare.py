@@ -354,7 +354,9 @@ class Comparison(Result):
     def plot(self, ax: Axes | None = None, *, question: str | None = None) -> Axes:
         """The gap of every score to the best on one question, by default the first; a gap that crosses 0 is noise."""
         chosen = self.questions[0] if question is None else self[question]
-        picture = plot_intervals(axes(ax), {"": {name: one.gap_to_best for name, one in chosen.scores.items()}})
+        height = max(4.0, 1.0 + 0.2 * len(chosen.scores))  # inches: labels must not overlap
+        picture = axes(ax, size=(5.0, height))
+        plot_intervals(picture, {"": {name: one.gap_to_best for name, one in chosen.scores.items()}})
         labels = [f"{name}  {one.value.value:.3f}" for name, one in chosen.scores.items()]
         picture.set_yticks(range(len(labels)), labels)
         picture.axvline(0, color="grey", linestyle="--")

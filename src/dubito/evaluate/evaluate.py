@@ -72,6 +72,8 @@ _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
 _ON_REQUEST = {"adaptive_ece", "smooth_ece", "top_label_ece"}
 """Computed where they are named: every one more would make each evaluation longer."""
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
+_COLOURS = 10
+"""Curves that have a colour and a name, those of the lowest errors; others are grey, without a name."""
 _TAIL = 1e-3
 """Share of images at either end that a histogram puts into its outermost bins: a few outliers must not flatten it."""
 
@@ -328,8 +330,12 @@ class Evaluation(Result):
             raise ValueRangeError(f"Evaluation.plot: '{chosen}' needs {missing}; {self.name} was evaluated without.")
         picture = axes(ax)
         if chosen == "risk_coverage":
-            for name, points in self.risk_coverage.items():
-                picture.plot(*zip(*points, strict=True), label=name)
+            curves = self.risk_coverage
+            ordered = sorted(curves, key=lambda name: sum(risk for _, risk in curves[name]))
+            for name in ordered[_COLOURS:]:
+                picture.plot(*zip(*curves[name], strict=True), color="lightgrey", label="_" + name)  # not in the legend
+            for name in [one for one in curves if one in ordered[:_COLOURS]]:
+                picture.plot(*zip(*curves[name], strict=True), label=name)
             picture.set(xlabel="coverage", ylabel="risk (error rate)", xlim=(0, 1))
         elif chosen == "ood":
             name = score or next(iter(self.ood))

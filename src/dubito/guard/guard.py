@@ -61,7 +61,7 @@ from dubito.scores.registry import check_registered
 from dubito.storage import COUNT, Place, RemotePath, SavedFolder, check_layout, to_place, write_file
 from dubito.table import Table, check_table, chosen_rows
 from dubito.table.overlap import shared_rows, sketch
-from dubito.table.provenance import Provenance
+from dubito.table.provenance import Provenance, check_provenance
 from dubito.threads import quiet
 from dubito.types import Classifier, Images, Json, Probe
 from dubito.validate import (
@@ -583,6 +583,7 @@ class Guard(Result):
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
                 f"Fit a guard on a table of this model."
             )
+        check_provenance(table.provenance, self.provenance, by="guard", of=f"{table.name} and the guard's own table")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -849,6 +850,11 @@ def _identity(model: Classifier, made: Provenance | None, *, of: str) -> tuple[P
     ModelError for one that is not the one that made the table or guard.
     """
     own, signed = model_identity(model), signature(eager(model.module))
+    if made and made.calibration:
+        raise ModelError(
+            f"{of} has logits that were calibrated ({made.calibration}); those of {model.name} are not. "
+            f"Leave the model out, and pass tables to which the same calibration was applied."
+        )
     if made and (reason := made.difference(own)):
         raise ModelError(
             f"{of} belongs to another model than {model.name}: {reason}. A guarantee of that one says nothing about "

@@ -36,6 +36,8 @@ class Provenance:
         transform: Settings of the transform.
         checkpoint: `path` and `checksum` of the file that the weights were read from, to find them again.
         task_loss: Name of the task loss in the column `loss`.
+        calibration: By what the column `logit` was calibrated: method and hash of what it learned; None for the
+            model's own logits.
         probes: By probe, its `settings` and, where it has any, its `notes`.
         members: For an ensemble of tables, the provenance of each.
     """
@@ -48,6 +50,7 @@ class Provenance:
     transform: Any = None
     checkpoint: Any = None
     task_loss: str | None = None
+    calibration: str | None = None
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     members: tuple["Provenance", ...] = ()
 
@@ -96,6 +99,16 @@ class Provenance:
             reasons.append(f"its classifying layer differs ({layer}): features are read elsewhere in the model")
         return "; ".join(reasons) or None
 
+    def calibration_difference(self, other: "Provenance") -> str | None:
+        """How the logits of two tables of one model were calibrated differently, in words; None if they were not.
+
+        >>> Provenance(calibration="vector 1f2e").calibration_difference(Provenance())
+        'its logits are calibrated differently (vector 1f2e there, none here)'
+        """
+        pairs = [(self, other), *zip(self.members, other.members, strict=False)]
+        differing = [describe_difference(one.calibration, two.calibration) for one, two in pairs]
+        return next((f"its logits are calibrated differently ({one})" for one in differing if one), None)
+
     def to_json(self) -> dict[str, Any]:
         """The parts that are known, as plain values."""
         known = {key: value for key, value in asdict(self).items() if value not in (None, {}, ())}
@@ -132,9 +145,17 @@ def _is_part(name: str, value: Any) -> bool:
 
 
 def check_provenance(
-    one: Provenance | None, other: Provenance | None, *, by: str, of: str, error: type[DubitoError] = TableError
+    one: Provenance | None,
+    other: Provenance | None,
+    *,
+    by: str,
+    of: str,
+    error: type[DubitoError] = TableError,
+    logits: bool = True,
 ) -> None:
     """Raise unless two things come from the same model with the same transform (`difference`), as far as that is known.
+
+    Where logits are compared, they must be calibrated alike, too.
 
     Args:
         one: Who made the first.
@@ -142,6 +163,7 @@ def check_provenance(
         by: The function that the user called.
         of: What the two are, for the message.
         error: What to raise.
+        logits: Whether their logits are compared, and not features alone.
     """
     if one is None or other is None or None in (one.model_id, other.model_id):
         return
@@ -150,6 +172,11 @@ def check_provenance(
         raise error(
             f"{by}: {of} must come from one model with one transform; the first comes from another{names}: {reason}. "
             f"Extract both with the same model."
+        )
+    if logits and (reason := one.calibration_difference(other)):
+        raise error(
+            f"{by}: {of} must have logits of one kind; of the first, {reason}. Apply the same calibration to both, or "
+            f"to neither, and fit what was fitted on other logits again."
         )
 
 

@@ -63,7 +63,8 @@ def concat(tables: Sequence[Table] | Table) -> Table:
     tables = _listed(tables, least=1, by="concat")
     for other in tables[1:]:
         both = f"{tables[0].name} and {other.name}"
-        check_provenance(tables[0].provenance, other.provenance, by="concat", of=both)
+        logits = "logit" in tables[0] and "logit" in other
+        check_provenance(tables[0].provenance, other.provenance, by="concat", of=both, logits=logits)
     provenance = _provenance(tables)
     if any("image_index" in table for table in tables):  # without, crops of one image could not be kept together
         numbers = [torch.arange(len(table)) for table in tables]
