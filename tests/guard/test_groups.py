@@ -30,7 +30,7 @@ def test_the_risk_is_kept_in_all_groups_together_where_one_threshold_breaks_it()
     for seed in range(draws):
         u, wrong, group = draw(1500, seed)
         found = group_thresholds(guarantee, u, wrong, group, ["a", "b", "c"])[1]
-        t = np.array([max(one.value, 0.0) for one in found])
+        t = np.array([one.value for one in found]).clip(0.0, 1.0)
         broken += bool((t**STEEP / (2 * (STEEP + 1)) > 0.06).any())
         covered.append(t)
         one = risk_threshold(u, wrong, risk=0.06, confidence=0.9).value
@@ -58,14 +58,14 @@ def test_groups_with_too_few_images_take_no_part_of_delta() -> None:
     found = group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abcd"))[1]
     enough = needed(0.06, 1 - 0.1 / 3)
     assert found[3].value == -np.inf
-    assert found[3].reason == f"it has 10 calibration images, and more than {enough} are needed"
+    assert found[3].reason == f"it has 10 calibration images, and at least {enough} are needed"
     assert binom.cdf(0, enough, 0.06) <= 0.1 / 3
     assert limits(found, np.array([3, -1])).tolist() == [-np.inf, -np.inf]
 
 
 def test_nothing_can_be_guaranteed_in_any_group() -> None:
     u, wrong, group = draw(60, 0)
-    with pytest.raises(GuardError, match=r"no group of 'site' has a threshold.* more than \d+ are needed.*leave out"):
+    with pytest.raises(GuardError, match=r"no group of 'site' has a threshold.* at least \d+ are needed.*leave out"):
         group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abc"))
 
 

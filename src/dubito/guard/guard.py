@@ -48,7 +48,7 @@ from dubito.guard.groups import limits as limits_of
 from dubito.guard.missed import MissedThreshold, alerts, missed_classes, missed_thresholds
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, Shift, find_shift
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold, percent
+from dubito.guard.thresholds import CLASS, NO_LIMIT, Guarantee, Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions
@@ -453,7 +453,6 @@ class Guard(Result):
         accept = torch.from_numpy(observed.uncertainty <= limits)
         p, predicted = top_two(table.logit)
         density = ranks.get(roles.density or "")
-        threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
         before = self.limits(self.calibration)
         shift = find_shift(self.calibration, observed, threshold=limits, before=before, classes=self.classes)
         check = None
@@ -472,7 +471,7 @@ class Guard(Result):
             epistemic=ranks.get(roles.epistemic or ""),
             density_rank=None if density is None else 1 - density,
             sets=None if self.sets is None else self.sets.classes(table),
-            threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
+            threshold_rank=float(self._limit_rank(np.array([self.threshold.value]))),
             guarantee=self.guarantee.sentence(self.threshold.of),
             shift=shift,
             check=check,
@@ -480,7 +479,7 @@ class Guard(Result):
             skipped=table.skipped,
             rules=self._rules_in_words(observed, alert, torch.from_numpy(limits)),
             limit=torch.from_numpy(limits) if self.groups else None,
-            limit_rank=rank(torch.from_numpy(limits), selection.uncertainty_quantiles) if self.groups else None,
+            limit_rank=self._limit_rank(limits) if self.groups else None,
         )
 
     @property
@@ -495,6 +494,11 @@ class Guard(Result):
         if observed.group is None:
             raise GuardError(f"guard: the images lack their groups, column '{self.guarantee.per}'.")
         return limits_of(self.groups, observed.group)
+
+    def _limit_rank(self, limits: Float64[np.ndarray, "n"]) -> Float64[Tensor, "n"]:
+        """The ranks of thresholds; infinite where there is no limit, so that no image is close to it."""
+        values = torch.from_numpy(limits)
+        return rank(values, self.selection.uncertainty_quantiles).masked_fill(values == NO_LIMIT, torch.inf)
 
     def _rules_in_words(
         self, observed: Observations, alert: Int64[Tensor, "n"], limits: Float64[Tensor, "n"]
@@ -689,6 +693,8 @@ class Guard(Result):
             rate = threshold.errors / max(1, threshold.accepted)
             what = "wrong" if self.costs is None else "at a cost"
             calibration += f", {threshold.errors} of them {what} ({rate:.1%})"
+        if threshold.value == NO_LIMIT and not self.groups:
+            calibration += "; no image is refused for its uncertainty"
         novelty = f"{self.rows['novel']} of {threshold.of} calibration images are refused as unlike the others"
         facts = {
             "uncertainty": str(self.selection.combination),
