@@ -5,10 +5,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
+import dubito
 from dubito.errors import GuardError, TableError, ValueRangeError
 from dubito.guard import Guarantee, Guard
 from dubito.guard.groups import group_codes, group_thresholds, groups_in, limits
-from dubito.guard.thresholds import needed, risk_threshold
+from dubito.guard.thresholds import NO_LIMIT, needed, risk_threshold
 from dubito.table import Table
 
 from .world import blobs
@@ -110,6 +111,24 @@ def test_a_guard_of_every_class(tmp_path: Path) -> None:
     stricter = again.with_risk(0.05)
     assert stricter.guarantee.per == "class"
     assert stricter.threshold.accepted < guard.threshold.accepted
+
+
+def test_a_class_without_an_error_has_no_limit() -> None:
+    """Class 0 is always right, so all of its images are accepted; class 1 is wrong for every uncertain image."""
+    table = blobs(3000, c=2)
+    predicted, u = table.logit.argmax(1), dubito.Entropy().score(table)
+    table = table.extended(label=torch.where((predicted == 1) & (u > u[predicted == 1].median()), 0, predicted))
+    guard = Guard.fit(None, table, 0.1, 0.9, per="class", scores=["entropy"], novel=0.01, sets=False)
+    assert [one.value == NO_LIMIT for one in guard.groups] == [True, False]
+    decisions = guard.decide(blobs(2000, seed=3, c=2))
+    of_first = decisions.predicted[:, 0] == 0
+    assert torch.equal(decisions.accept[of_first], ~decisions.novel[of_first])
+    assert 0 < float(decisions.accept[~of_first].double().mean()) < 0.7
+    assert torch.equal(decisions.accept, decisions.compared <= guard.line)
+    finite = decisions.compared[~decisions.novel]
+    assert float(finite.abs().max()) < 10  # of a size that a page can draw
+    accepted = [one for row, one in enumerate(decisions) if of_first[row] and one.accept]
+    assert not any("close to the threshold" in one.reason for one in accepted)
 
 
 def test_a_guard_of_every_camera() -> None:

@@ -238,16 +238,19 @@ def test_levels_are_shares(bad: Any) -> None:
         check_levels(risk=bad)
 
 
-@pytest.mark.parametrize(("risk", "confidence", "n"), [(0.05, 0.95, 59), (0.9, 0.9, 1), (0.5, 0.75, 2)])
-def test_exactly_as_many_as_are_needed_suffice(risk: float, confidence: float, n: int) -> None:
-    """59 images that are accepted and correct show 0.05 at 0.95; (1 - r)^n = 1 - confidence in the others."""
-    with pytest.raises(GuardError, match=f"at least {n} calibration images.* there are {n - 1}"):
-        risk_threshold(np.arange(n - 1.0), np.zeros(n - 1, bool), risk=risk, confidence=confidence)
-    try:
-        assert risk_threshold(np.arange(float(n)), np.zeros(n, bool), risk=risk, confidence=confidence).accepted == n
-    except GuardError as error:  # by rounding, not quite
-        assert risk > 0.05
-        assert "no threshold keeps" in str(error)
+def test_exactly_as_many_as_are_needed_suffice() -> None:
+    """59 images that are accepted and correct show 0.05 at 0.95."""
+    result = risk_threshold(np.linspace(0, 1, 59), np.zeros(59, bool), risk=0.05, confidence=0.95)
+    assert result == (NO_LIMIT, 59, 0, 59)
+    with pytest.raises(GuardError, match=r"at least 59 calibration images.* there are 58"):
+        risk_threshold(np.linspace(0, 1, 58), np.zeros(58, bool), risk=0.05, confidence=0.95)
+
+
+@pytest.mark.parametrize(("risk", "confidence", "n"), [(0.9, 0.9, 1), (0.5, 0.75, 2), (0.1, 0.19, 2)])
+def test_rounding_asks_for_one_more_image_at_most(risk: float, confidence: float, n: int) -> None:
+    """(1 - risk)^n = 1 - confidence but for rounding."""
+    assert needed(risk, confidence) == n
+    assert threshold(np.arange(float(n)), np.zeros(n, bool), risk=risk, confidence=confidence) in (NO_LIMIT, -np.inf)
     assert risk_threshold(np.arange(n + 1.0), np.zeros(n + 1, bool), risk=risk, confidence=confidence).errors == 0
 
 

@@ -45,6 +45,7 @@ from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.costs import CostMatrix
 from dubito.guard.groups import Group, GroupThreshold, group_codes, group_thresholds, groups_in
 from dubito.guard.groups import limits as limits_of
+from dubito.guard.guard_layout import LAYOUT, check_guard
 from dubito.guard.missed import MissedThreshold, alerts, missed_classes, missed_thresholds
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, Shift, find_shift
@@ -58,7 +59,7 @@ from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
-from dubito.storage import COUNT, Place, RemotePath, SavedFolder, check_layout, to_place, write_file
+from dubito.storage import Place, RemotePath, SavedFolder, check_layout, to_place, write_file
 from dubito.table import Table, check_table, chosen_rows
 from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance
@@ -77,51 +78,6 @@ from dubito.validate import (
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
 _OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
-_SETS = {
-    "coverage": float,
-    "method": str,
-    "class_wise": bool,
-    "rows": COUNT,
-    "thresholds": [float | None, ...],
-    "per?": str,
-    "clusters?": COUNT,
-    "penalty?": float,
-    "free_ranks?": COUNT,
-    "seed?": COUNT,
-    "groups?": [(int, str), ...],
-    "marginal?": [COUNT, ...],
-}
-_GROUP = {
-    "group": (int, str),
-    "value": float | None,
-    "accepted": COUNT,
-    "errors": COUNT,
-    "of": COUNT,
-    "reason": str,
-}
-_LAYOUT = {
-    "guarantee": {
-        "kind": str,
-        "level": float,
-        "confidence": float,
-        "per?": str,
-        "largest?": float,
-        "two_costs?": bool,
-        "missed?": [{"label": COUNT, "level": float, "name": str}, ...],
-    },
-    "groups?": [_GROUP, ...],
-    "missed?": [{"label": COUNT, "value": float | None, "missed": COUNT, "of": COUNT}, ...],
-    "threshold": {"value": float, "accepted": COUNT, "errors": (None, COUNT), "of": COUNT},
-    "scores": [str, ...],
-    "weights": {str: float},
-    "aurc": {str: float},
-    "gate": float | None,
-    "roles": {"aleatoric": str | None, "epistemic": str | None, "density": str | None},
-    "sets": (None, _SETS),
-    "classes": (None, [str, ...]),
-    "rows": dict.fromkeys(("table", "train", "reference", "calibrate", "novel"), COUNT),
-}
-"""Of guard.json."""
 _NAMED = 3
 """Refused classes or groups that are named."""
 _MOST_COMPARED = 2048
@@ -580,6 +536,12 @@ class Guard(Result):
         reason, classes = None, table.shape("logit")[1]
         if self.classes is not None and classes != len(self.classes):
             reason = f"it has {classes} classes, not {len(self.classes)}"
+        elif self.guarantee.per == CLASS and classes != len(self.groups):
+            reason = f"it has {classes} classes, not {len(self.groups)}"
+        elif self.costs is not None and classes != len(self.costs.costs):
+            reason = f"it has {classes} classes, not {len(self.costs.costs)}"
+        elif any(one.label >= classes for one in self.missed):
+            reason = f"it has {classes} classes, and not class {max(one.label for one in self.missed)}"
         elif self.provenance and table.provenance:
             reason = self.provenance.difference(table.provenance)
         if reason:
@@ -604,6 +566,7 @@ class Guard(Result):
         # What scores have learned shows in their values of the reference images.
         quantiles = [one.numpy() for _, one in sorted(self.selection.reference_quantiles.items())]
         arrays = [*observed, *quantiles, self.selection.uncertainty_quantiles.numpy()]
+        arrays += [] if self.costs is None else [self.costs.costs]
         return hash_bytes(described.encode(), *(np.ascontiguousarray(one).tobytes() for one in arrays)).hex()
 
     def save(self, to: str | Place) -> Place:
@@ -655,13 +618,13 @@ class Guard(Result):
 
     @classmethod
     def _read(cls, folder: Place, described: Mapping[str, Any]) -> "Guard":
-        check_layout(described, _LAYOUT)
+        check_layout(described, LAYOUT)
         parts = FOLDER.part(folder, described["parts"])
         guarantee, costs = Guarantee.from_json(described["guarantee"]), None
         if guarantee.kind == "cost":
             matrix = load_file(parts / _COSTS)["costs"]
             costs = CostMatrix.of(matrix, len(matrix))
-        return cls(
+        guard = cls(
             guarantee=guarantee,
             threshold=Threshold(**described["threshold"]),
             selection=ScoreSelection.read(parts, described),
@@ -674,6 +637,8 @@ class Guard(Result):
             missed=tuple(MissedThreshold.from_json(one) for one in described.get("missed", ())),
             costs=costs,
         )
+        check_guard(guard)
+        return guard
 
     def export_onnx(self, to: str | Path, example: Tensor | None = None) -> Path:
         """Write model, score and threshold as one ONNX file; see `dubito.guard.onnx`."""

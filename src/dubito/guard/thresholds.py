@@ -476,9 +476,7 @@ def check_levels(**levels: Any) -> None:
         check_number(value, "(0, 1)", by="guard", what=name)
 
 
-def _below_the_next(
-    ordered: Float64[np.ndarray, "n"], k: Int[np.ndarray, "t"], passed: Bool[np.ndarray, "t"]
-) -> float:
+def _below_the_next(ordered: Float64[np.ndarray, "n"], k: Int[np.ndarray, "t"], passed: Bool[np.ndarray, "t"]) -> float:
     """The largest number below u_(k+1), with the last k before a test fails; minus infinity if that is the first.
 
     >>> u, k = np.array([1.0, 2.0]), np.arange(3)
