@@ -43,7 +43,7 @@ def test_fit_shows_the_guarantee(run: Run, labelled: Path, tmp_path: Path) -> No
 def test_too_few_images_are_reported_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
     answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy", "--novel", "0")
     assert answer.code == 1
-    assert "needs more than 59 calibration images" in answer.err
+    assert "needs at least 59 calibration images" in answer.err
     assert f"Of the table's {COUNT} rows, " in answer.err
     assert "may not help" not in answer.err  # twelve images cannot show that
     assert not (tmp_path / "guard").exists()

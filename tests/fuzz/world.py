@@ -21,7 +21,7 @@ from torch import nn
 
 import dubito
 from dubito.ensembles.head_masks import HeadMasks
-from dubito.guard import Decisions
+from dubito.guard import Decisions, PredictionSets
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.loop import Run
 from dubito.heads.module import HeadModule
@@ -253,10 +253,13 @@ class World:
 
     @cached_property
     def guards(self) -> list[Artefact]:
-        """One by risk, and one by coverage."""
+        """By risk, by coverage, for every class, with costs."""
         other = dubito.Guard.fit(None, self.table, coverage=0.8, scores=["neighbours"], sets=False, novel=0)
+        more: Any = {"risk": 0.6, "confidence": 0.6, "scores": ["entropy"], "missed": {1: 0.3}, "novel": 0}
+        each = dubito.Guard.fit(None, self.table, per="class", sets=PredictionSets(0.5, "raps", clusters=2), **more)
+        costs = dubito.Guard.fit(None, self.table, costs=2.0 - np.eye(4), sets=PredictionSets(0.5, "saps"), **more)
         made = []
-        for name, guard in (("risk", self.guard), ("coverage", other)):
+        for name, guard in (("risk", self.guard), ("coverage", other), ("class", each), ("costs", costs)):
             to = self.folder / f"guard-{name}"
             guard.save(to)
             made.append(Artefact.of(to, seal_guard))

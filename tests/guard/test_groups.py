@@ -5,10 +5,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
+import dubito
 from dubito.errors import GuardError, TableError, ValueRangeError
 from dubito.guard import Guarantee, Guard
 from dubito.guard.groups import group_codes, group_thresholds, groups_in, limits
-from dubito.guard.thresholds import needed, risk_threshold
+from dubito.guard.thresholds import NO_LIMIT, needed, risk_threshold
 from dubito.table import Table
 
 from .world import blobs
@@ -30,7 +31,7 @@ def test_the_risk_is_kept_in_all_groups_together_where_one_threshold_breaks_it()
     for seed in range(draws):
         u, wrong, group = draw(1500, seed)
         found = group_thresholds(guarantee, u, wrong, group, ["a", "b", "c"])[1]
-        t = np.array([max(one.value, 0.0) for one in found])
+        t = np.array([one.value for one in found]).clip(0.0, 1.0)
         broken += bool((t**STEEP / (2 * (STEEP + 1)) > 0.06).any())
         covered.append(t)
         one = risk_threshold(u, wrong, risk=0.06, confidence=0.9).value
@@ -58,14 +59,14 @@ def test_groups_with_too_few_images_take_no_part_of_delta() -> None:
     found = group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abcd"))[1]
     enough = needed(0.06, 1 - 0.1 / 3)
     assert found[3].value == -np.inf
-    assert found[3].reason == f"it has 10 calibration images, and more than {enough} are needed"
+    assert found[3].reason == f"it has 10 calibration images, and at least {enough} are needed"
     assert binom.cdf(0, enough, 0.06) <= 0.1 / 3
     assert limits(found, np.array([3, -1])).tolist() == [-np.inf, -np.inf]
 
 
 def test_nothing_can_be_guaranteed_in_any_group() -> None:
     u, wrong, group = draw(60, 0)
-    with pytest.raises(GuardError, match=r"no group of 'site' has a threshold.* more than \d+ are needed.*leave out"):
+    with pytest.raises(GuardError, match=r"no group of 'site' has a threshold.* at least \d+ are needed.*leave out"):
         group_thresholds(Guarantee("risk", 0.06, 0.9, per="site"), u, wrong, group, list("abc"))
 
 
@@ -110,6 +111,24 @@ def test_a_guard_of_every_class(tmp_path: Path) -> None:
     stricter = again.with_risk(0.05)
     assert stricter.guarantee.per == "class"
     assert stricter.threshold.accepted < guard.threshold.accepted
+
+
+def test_a_class_without_an_error_has_no_limit() -> None:
+    """Class 0 is always right, so all of its images are accepted; class 1 is wrong for every uncertain image."""
+    table = blobs(3000, c=2)
+    predicted, u = table.logit.argmax(1), dubito.Entropy().score(table)
+    table = table.extended(label=torch.where((predicted == 1) & (u > u[predicted == 1].median()), 0, predicted))
+    guard = Guard.fit(None, table, 0.1, 0.9, per="class", scores=["entropy"], novel=0.01, sets=False)
+    assert [one.value == NO_LIMIT for one in guard.groups] == [True, False]
+    decisions = guard.decide(blobs(2000, seed=3, c=2))
+    of_first = decisions.predicted[:, 0] == 0
+    assert torch.equal(decisions.accept[of_first], ~decisions.novel[of_first])
+    assert 0 < float(decisions.accept[~of_first].double().mean()) < 0.7
+    assert torch.equal(decisions.accept, decisions.compared <= guard.line)
+    finite = decisions.compared[~decisions.novel]
+    assert float(finite.abs().max()) < 10  # of a size that a page can draw
+    accepted = [one for row, one in enumerate(decisions) if of_first[row] and one.accept]
+    assert not any("close to the threshold" in one.reason for one in accepted)
 
 
 def test_a_guard_of_every_camera() -> None:

@@ -8,6 +8,7 @@ import torch
 import dubito
 from dubito.errors import DubitoWarning, GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
 from dubito.guard import Guard, PredictionSets, needed
+from dubito.guard.thresholds import NO_LIMIT
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import Density, MaxProbability
@@ -146,7 +147,7 @@ def test_sets_hold_the_true_class_and_can_be_left_out() -> None:
 
 def test_ten_images_are_too_few_and_the_number_is_reported() -> None:
     with pytest.raises(
-        GuardError, match=r"needs more than 59 calibration images.*there are 8\..*table's 10 rows, 8 are"
+        GuardError, match=r"needs at least 59 calibration images.*there are 8\..*table's 10 rows, 8 are"
     ):
         Guard.fit(None, blobs(10), scores=["max_probability"], novel=0.0)
 
@@ -174,10 +175,21 @@ def test_without_a_density_a_guard_says_so() -> None:
     assert needed(0.05, 0.95) == 59
 
 
-def test_all_right_accepts_almost_everything_and_nothing_beyond() -> None:
+def test_if_all_are_right_images_are_refused_as_novel_alone(tmp_path: Path) -> None:
     table = blobs(300)
-    result = Guard.fit(None, table.extended(label=table.logit.argmax(1)), novel=0.0)
-    assert (result.threshold.accepted, result.threshold.errors, result.threshold.of) == (259, 0, 260)
+    table = table.extended(label=table.logit.argmax(1))
+    guard = Guard.fit(None, table, scores=["max_probability"], novel=0.05)
+    assert guard.threshold == (NO_LIMIT, 260 - guard.rows["novel"], 0, 260)
+    assert guard.facts()["calibration"].endswith("0 of them wrong (0.0%); no image is refused for its uncertainty")
+    again = Guard.load(guard.save(tmp_path / "guard"))
+    assert again.threshold == guard.threshold
+    new = again.decide(blobs(400, seed=5))
+    assert torch.equal(new.accept, ~new.novel)
+    assert torch.equal(new.accept, new.compared <= again.line)
+    assert 0 < int(new.novel.sum()) < 100
+    assert not any("close to the threshold" in one.reason for one in new)
+    assert again.check(blobs(400, seed=5)).of == int(new.accept.sum())
+    assert again.watch().update(new).images == 400
 
 
 def test_all_wrong_is_refused() -> None:

@@ -7,7 +7,7 @@ from dubito.errors import GuardError, ValueRangeError
 from dubito.guard import Guarantee
 from dubito.guard.costs import CostMatrix
 from dubito.guard.losses import STAKES, fewest_images, log_evidence, mean_bound, mean_interval
-from dubito.guard.thresholds import cost_threshold
+from dubito.guard.thresholds import NO_LIMIT, cost_threshold
 
 
 def test_evidence_by_hand() -> None:
@@ -52,18 +52,32 @@ def drawn(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return u, 0.6 * rng.random(n) * (rng.random(n) < u**2)
 
 
-def threshold(u: np.ndarray, loss: np.ndarray) -> float:
+def threshold(u: np.ndarray, loss: np.ndarray, cost: float = 0.05) -> float:
     """Nothing is accepted where nothing can be guaranteed."""
     try:
-        return cost_threshold(u, loss, cost=0.05, confidence=0.9).value
+        return cost_threshold(u, loss, cost=cost, confidence=0.9).value
     except GuardError:
         return 0.0
+
+
+def test_if_all_images_may_be_accepted_they_are() -> None:
+    """Below 0.5, the mean cost is 0.025; what is above is novel. At a cost of 0.024, all may rarely be accepted."""
+
+    def known(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        u, loss = drawn(1200, seed)
+        return np.where(u < 0.5, u, np.inf), loss
+
+    values = [threshold(*known(seed), 0.05) for seed in range(20)]
+    assert values.count(NO_LIMIT) == 20
+    risky = np.array([threshold(*known(seed), 0.024) for seed in range(300)]) > (0.024 / 0.1) ** 0.5
+    assert risky.mean() <= 0.1 + 2.6 * (0.09 / 300) ** 0.5
 
 
 @pytest.mark.parametrize("n", [600, 2000])
 def test_the_mean_cost_is_kept_in_as_many_draws_as_stated(n: int) -> None:
     values = [threshold(*drawn(n, seed)) for seed in range(200)]
-    true = 0.1 * np.array(values) ** 2
+    values = np.clip(values, 0.0, 1.0)
+    true = 0.1 * values**2
     assert np.mean(true > 0.05) <= 0.1 + 2.6 * (0.09 / 200) ** 0.5
     best = (0.05 / 0.1) ** 0.5
     assert np.mean(values) > (0.6 if n == 600 else 0.85) * best
@@ -89,8 +103,8 @@ def test_two_costs_are_tested_as_errors() -> None:
 
 
 def test_what_cannot_be_kept_is_an_error() -> None:
-    with pytest.raises(GuardError, match=r"needs more than 109 calibration images"):
-        cost_threshold(np.arange(109.0), np.zeros(109), cost=0.05, confidence=0.95)
+    with pytest.raises(GuardError, match=r"needs at least 109 calibration images"):
+        cost_threshold(np.arange(108.0), np.zeros(108), cost=0.05, confidence=0.95)
     with pytest.raises(GuardError, match="no threshold keeps the mean cost"):
         cost_threshold(np.arange(900.0), np.full(900, 0.3), cost=0.05, confidence=0.95)
     with pytest.raises(ValueRangeError, match="mean cost must be a number in"):

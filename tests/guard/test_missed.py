@@ -5,10 +5,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from dubito.errors import GuardError, UnknownNameError, ValueRangeError
+import dubito
+from dubito.errors import DubitoError, GuardError, UnknownNameError, ValueRangeError
 from dubito.guard import Guarantee, Guard
-from dubito.guard.missed import _GRID, alerts, missed_classes, missed_threshold, missed_thresholds
-from dubito.guard.thresholds import LEVELS, Missed, needed, risk_threshold
+from dubito.guard.missed import GRID, alerts, missed_classes, missed_threshold, missed_thresholds
+from dubito.guard.thresholds import LEVELS, Missed, cost_threshold, needed, risk_threshold
 from dubito.table import Table
 
 from .world import blobs
@@ -18,9 +19,9 @@ CRACK = Missed(1, 0.05, "crack")
 
 
 def test_so_many_levels() -> None:
-    assert len(_GRID) == LEVELS
-    assert (_GRID[0], _GRID[-2], _GRID[-1]) == (0.0, 0.5, np.inf)
-    assert (np.diff(_GRID[:-1]) > 0).all()
+    assert len(GRID) == LEVELS
+    assert (GRID[0], GRID[-2], GRID[-1]) == (0.0, 0.5, np.inf)
+    assert (np.diff(GRID[:-1]) > 0).all()
 
 
 def test_a_threshold_by_brute_force() -> None:
@@ -29,7 +30,7 @@ def test_a_threshold_by_brute_force() -> None:
     v = np.where(rng.random(400) < 0.3, 0.5 * rng.random(400), np.inf)
     places = [place for place in range(400) if binom.cdf(place, 400, 0.05) <= 0.1]
     exact = np.sort(v)[max(places)]
-    assert missed_threshold(v, CRACK, 0.9) == max(level for level in _GRID if level <= exact)
+    assert missed_threshold(v, CRACK, 0.9) == max(level for level in GRID if level <= exact)
 
 
 def test_no_more_are_missed_than_stated() -> None:
@@ -120,8 +121,43 @@ def test_names_of_missed_classes() -> None:
         missed_classes({"crak": 0.05}, classes, 2, by="f")
     with pytest.raises(ValueRangeError, match="a class of missed"):
         missed_classes({2: 0.05}, classes, 2, by="f")
+    with pytest.raises(ValueRangeError, match="missed names class 1 twice, the second time as 'crack'"):
+        missed_classes({1: 0.05, "crack": 0.1}, classes, 2, by="f")
     with pytest.raises(ValueRangeError, match="missed must be a number in"):
         missed_classes({1: 0.0}, classes, 2, by="f")
+
+
+def test_a_guard_with_costs_is_refitted(tmp_path: Path) -> None:
+    costs = 1.0 - np.eye(4)
+    costs[2] *= 3
+    guard = Guard.fit(None, blobs(3000, noise=1.4), 0.3, 0.9, costs=costs, novel=0.0, sets=False, scores=["entropy"])
+    new = blobs(2000, seed=8, noise=1.6)
+    refitted = Guard.load(guard.save(tmp_path / "guard")).refit(new)
+    u, loss = dubito.Entropy().score(new).numpy(), costs[new.label.numpy(), new.logit.argmax(1).numpy()]
+    assert refitted.threshold == cost_threshold(u, loss / 3, cost=0.1, confidence=0.9)
+    assert refitted.threshold.value < guard.threshold.value  # these images are harder
+    again = Guard.load(refitted.save(tmp_path / "guard"))
+    assert again.fingerprint == refitted.fingerprint != guard.fingerprint
+    assert again.costs is not None
+    assert (again.costs.costs == costs).all()
+    with pytest.raises(DubitoError, match="label"):
+        guard.refit(new.select("feature", "logit"))
+
+
+def test_everything_at_once_is_refitted_and_kept() -> None:
+    """Costs in every class, and a class that is rarely missed."""
+    costs = 1.0 - np.eye(4)
+    costs[2] *= 3
+    settings = {"per": "class", "costs": costs, "missed": {1: 0.2}, "novel": 0.0, "sets": False}
+    guard = Guard.fit(None, blobs(3000, noise=1.6), 0.5, 0.8, **settings)
+    refitted = guard.refit(blobs(4000, seed=8, noise=1.6))
+    decisions = refitted.decide(blobs(4000, seed=9, noise=1.6))
+    assert decisions.check is not None
+    assert all(part.status != "broken" for part in decisions.check.parts)
+    assert [part.name for part in decisions.check.parts] == ["0", "1", "2", "3", "missed 1"]
+    assert torch.equal(decisions.accept, decisions.compared <= refitted.line)
+    assert 0.3 < decisions.coverage < 1
+    assert "cost at most 0.5 on average in every predicted class, and at most 20 %" in refitted.title()
 
 
 def test_costs_of_a_guard(tmp_path: Path) -> None:

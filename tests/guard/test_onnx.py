@@ -15,6 +15,7 @@ from dubito.errors import ArtefactError, GuardError
 from dubito.guard import Guard
 from dubito.guard.combination import Combination, quantiles
 from dubito.guard.onnx import WRITABLE, GuardModule, as_graph
+from dubito.guard.thresholds import NO_LIMIT
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
     ASH,
@@ -303,6 +304,27 @@ def test_thresholds_of_classes_and_missed_classes_are_in_the_graph(model: Wrappe
         accept = GuardModule(guard, x)(x)[2]
         assert torch.equal(accept, guard(x).accept)
         assert int(accept.sum()) > 0
+
+
+def test_a_file_knows_thresholds_of_classes_and_those_without_a_limit(
+    model: WrappedClassifier, table: Table, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    frequent = int(table.label.mode().values)
+    settings = {"per": "class", "missed": {frequent: 0.3}, "scores": ["entropy"], "sets": False}
+    guard = Guard.fit(model, table, 0.6, 0.6, **settings)
+    values = {one.value for one in guard.groups}
+    assert -np.inf in values  # a class with too few images
+    if NO_LIMIT not in values:
+        guard.groups = (*guard.groups[:-1], guard.groups[-1]._replace(value=NO_LIMIT, reason=""))
+    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "guard.onnx", inputs(2))))
+    x = inputs(200, seed=5)
+    (accept,) = session.run(["accept"], {"input": x.numpy()})
+    assert np.array_equal(accept, guard(x).accept.numpy())
+    assert 0 < accept.sum() < 200
+    saved = json.loads(session.get_modelmeta().custom_metadata_map["dubito.groups"])
+    assert [one["value"] for one in saved] == [one.to_json()["value"] for one in guard.groups]
 
 
 def test_groups_are_not_in_a_graph(model: WrappedClassifier, table: Table) -> None:

@@ -3,16 +3,17 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 
 import dubito
-from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError
+from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError, TableError
 from dubito.guard import Guard, PredictionSets
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores.softmax import ScoreOfLogits, max_logit
@@ -99,14 +100,127 @@ def test_a_damaged_description_is_reported(
     saved: tuple[Guard, Path], tmp_path: Path, change: Callable[[Any], Any], message: str
 ) -> None:
     path = saved[0].save(tmp_path / "guard")
-    described = json.loads((path / "guard.json").read_text())
-    after = change(described)
-    if isinstance(after, dict):  # sealed again
+    forge(path, change)
+    with pytest.raises(ArtefactError, match=message):
+        Guard.load(path)
+
+
+def forge(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the description of a guard, and seal it again."""
+    after = change(json.loads((path / "guard.json").read_text()))
+    if isinstance(after, dict):
         entries = {key: value for key, value in after.items() if key != "digest"}
         after = entries | {"digest": _digest(entries)}
     (path / "guard.json").write_text(json.dumps(after))
-    with pytest.raises(ArtefactError, match=message):
+
+
+@pytest.fixture(scope="module")
+def of_all_kinds() -> Guard:
+    """With thresholds of classes, costs, a missed class and clusters."""
+    costs = 1.0 - np.eye(4)
+    costs[2] *= 3
+    sets = PredictionSets(0.8, clusters=2)
+    return Guard.fit(None, blobs(3000), 0.5, 0.8, per="class", costs=costs, missed={1: 0.2}, sets=sets, novel=0.0)
+
+
+def put(*keys: Any, to: Any = None) -> Callable[[Any], Any]:
+    """Replace one value deep inside, or remove it."""
+
+    def change(result: Any) -> Any:
+        inner = result
+        for key in keys[:-1]:
+            inner = inner[key]
+        if to is None:
+            del inner[keys[-1]]
+        else:
+            inner[keys[-1]] = to
+        return result
+
+    return change
+
+
+def both(*changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One after the other."""
+    return lambda result: changes[1](changes[0](result))
+
+
+RARE = {"label": 1, "level": 0.2, "name": "1"}
+NEVER = {"label": 1, "value": 0.0, "missed": 0, "of": 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("groups"), "thresholds of groups"),
+        (put("groups", to=[]), "thresholds of groups"),
+        (put("groups", 3), "groups of the calibration images"),
+        (lambda result: result | {"groups": result["groups"][::-1]}, "its groups"),
+        (put("groups", 0, "group", to="x"), "its groups"),
+        (put("groups", 0, "reason", to="because"), "a threshold of a group"),
+        (put("groups", 0, "errors", to=9999), "counts of a group"),
+        (put("groups", 0, "of", to=1), "counts of a group"),
+        (put("guarantee", "per"), "thresholds of groups"),
+        (put("guarantee", "kind", to="x"), "kind"),
+        (put("guarantee", "kind", to="risk"), "its costs"),
+        (put("guarantee", "kind", to="coverage"), "goes with a risk"),
+        (put("guarantee", "largest", to=5.0), "its costs"),
+        (put("guarantee", "two_costs", to=True), "its costs"),
+        (put("guarantee", "missed"), "thresholds of missed classes"),
+        (put("guarantee", "missed", 0, "level", to=1.5), "missed must be a number in"),
+        (put("guarantee", "missed", 0, "label", to=2), "thresholds of missed classes"),
+        (put("missed"), "thresholds of missed classes"),
+        (put("missed", 0, "label", to=2), "thresholds of missed classes"),
+        (put("missed", 0, "value", to=0.3), "a threshold of a missed class"),
+        (put("missed", 0, "missed", to=9999), "a threshold of a missed class"),
+        (
+            lambda result: put("guarantee", "missed", 0, "label", to=7)(put("missed", 0, "label", to=7)(result)),
+            "missed",
+        ),
+        (put("threshold", "of", to=0), "counts of the threshold"),
+        (put("threshold", "of", to=1), "counts of the threshold"),
+        (put("classes", to=["a", "b"]), "classes"),
+        (put("sets", "thresholds", to=[]), "prediction sets"),
+        (put("sets", "clusters"), "4 quantiles for 1 part"),
+        (put("sets", "per", to="site"), "one kind of parts"),
+        (put("sets", "method", to="x"), "method"),
+    ],
+)
+def test_entries_that_do_not_agree_are_refused(
+    of_all_kinds: Guard, tmp_path: Path, change: Callable[[Any], Any], message: str
+) -> None:
+    path = of_all_kinds.save(tmp_path / "guard")
+    assert Guard.load(path).to_dict() == of_all_kinds.to_dict()
+    forge(path, change)
+    with pytest.raises(ArtefactError, match=f"cannot be read.*{message}"):
         Guard.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("group", np.full(2700, 4), "groups of the calibration images"),
+        ("group", np.full(2700, -1), "groups of the calibration images"),
+        ("group", None, "thresholds of groups"),
+        ("loss", np.full(2700, 4.0), "costs of the calibration images"),
+        ("loss", None, "its costs"),
+        ("wrong", None, "its labels"),
+        ("uncertainty", np.full(2700, np.nan), "is NaN"),
+    ],
+)
+def test_calibration_images_that_do_not_agree_are_refused(
+    of_all_kinds: Guard, tmp_path: Path, name: str, values: Any, message: str
+) -> None:
+    forged = replace(of_all_kinds, calibration=replace(of_all_kinds.calibration, **{name: values}))
+    with pytest.raises(ArtefactError, match=f"cannot be read.*{message}"):
+        Guard.load(forged.save(tmp_path / "guard"))
+
+
+def test_a_table_with_other_classes_is_refused(of_all_kinds: Guard) -> None:
+    with pytest.raises(TableError, match="it has 5 classes, not 4"):
+        of_all_kinds.decide(blobs(10, c=5))
+    of_one = Guard.fit(None, blobs(1000), 0.5, 0.8, missed={3: 0.2}, sets=False, scores=["entropy"], novel=0.0)
+    with pytest.raises(TableError, match="it has 3 classes, and not class 3"):
+        of_one.decide(blobs(10, c=3))
 
 
 def test_a_changed_threshold_is_noticed(saved: tuple[Guard, Path], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from scipy.stats import binom
 
 from dubito.errors import GuardError, ValueRangeError
 from dubito.guard.thresholds import (
+    NO_LIMIT,
     Guarantee,
     binomial_p,
     check_levels,
@@ -36,8 +37,8 @@ def threshold(u: np.ndarray, wrong: np.ndarray, **settings: Any) -> float:
 
 
 def true_risk(t: float, steep: float = 4.0) -> float:
-    """The mean of u^steep / 2 over [0, t]."""
-    return t**steep / (2 * (steep + 1))
+    """The mean of u^steep / 2 over [0, t], or over all images."""
+    return min(max(t, 0.0), 1.0) ** steep / (2 * (steep + 1))
 
 
 @pytest.mark.parametrize(("level", "confidence"), [(0.05, 0.95), (0.01, 0.95), (0.1, 0.9), (0.5, 0.5)])
@@ -71,7 +72,26 @@ def exceeded(true: Callable[[float], float], drawn: Callable[..., Any], n: int, 
 
 @pytest.mark.parametrize("n", [60, 240, 1000])
 def test_the_guarantee_holds_in_as_many_draws_as_it_states(n: int) -> None:
-    assert exceeded(lambda t: true_risk(max(t, 0.0)), draw, n, 0.06) <= 0.05
+    assert exceeded(true_risk, draw, n, 0.06) <= 0.05
+
+
+def evenly_wrong(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Wrong at rate 0.0502, whatever u is; one in ten is novel."""
+    rng = np.random.default_rng(seed)
+    u = np.where(rng.random(n) < 0.1, np.inf, rng.random(n))
+    return u, rng.random(n) < 0.0502
+
+
+@pytest.mark.parametrize("n", [60, 150, 600])
+def test_the_guarantee_holds_where_all_images_together_are_just_too_risky(n: int) -> None:
+    """All of them are wrong at rate 0.1, and at 0.0502: what must not be accepted is nearly all, or all at once."""
+    assert exceeded(true_risk, draw, n, 0.0995) <= 0.05
+    assert exceeded(lambda t: 0.0502 if t > 0 else 0.0, evenly_wrong, n, 0.05) <= 0.05
+
+
+def test_if_all_images_may_be_accepted_they_are() -> None:
+    values = [threshold(*draw(600, seed), risk=0.14, confidence=0.95) for seed in range(100)]
+    assert values.count(NO_LIMIT) > 80
 
 
 def test_taking_the_best_looking_threshold_breaks_it() -> None:
@@ -94,6 +114,7 @@ def gap(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def gap_risk(t: float) -> float:
     """Its rate below t."""
+    t = min(t, 1.0)
     return (0.2 * (min(max(t, 0.2), 0.3) - 0.2) + max(t - 0.8, 0.0)) / max(t, 1e-9)
 
 
@@ -110,12 +131,12 @@ def coarse(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("n", [100, 400, 1500])
 def test_the_guarantee_holds_where_uncertainties_tie(n: int) -> None:
-    assert exceeded(lambda t: true_risk((np.floor(max(t, -1.0)) + 1) / 10), coarse, n, 0.03) <= 0.05
+    assert exceeded(lambda t: true_risk((np.floor(t) + 1) / 10), coarse, n, 0.03) <= 0.05
 
 
 def test_coverage_comes_close_to_the_best() -> None:
     best = (2 * 5 * 0.03) ** 0.25  # true_risk(t) = 0.03
-    covered = np.mean([threshold(*draw(1000, seed), risk=0.03, confidence=0.95) for seed in range(60)])
+    covered = np.mean([min(threshold(*draw(1000, seed), risk=0.03, confidence=0.95), 1.0) for seed in range(60)])
     assert 0.85 * best < covered < best
 
 
@@ -131,15 +152,28 @@ def test_the_threshold_is_where_the_first_test_fails() -> None:
     assert u[order[k - 2]] <= result.value < u[order[k - 1]]
 
 
-def test_the_most_uncertain_calibration_image_is_refused_even_if_all_are_right() -> None:
+def test_if_all_calibration_images_are_right_no_image_is_refused_for_its_uncertainty() -> None:
     result = risk_threshold(np.linspace(0, 2, 300), np.zeros(300, bool), risk=0.1, confidence=0.9)
-    assert (result.accepted, result.value < 2) == (299, True)
+    assert result == (NO_LIMIT, 300, 0, 300)
+    assert 1e300 <= result.value < np.inf
+
+
+def test_the_last_test_is_about_all_images() -> None:
+    """P(Bin(300, 0.1) <= e) is 0.07 for e = 22 and 0.102 for e = 23: one more error at the end makes the difference."""
+    u, wrong = np.arange(300.0), np.zeros(300, bool)
+    wrong[277:299] = True
+    assert risk_threshold(u, wrong, risk=0.1, confidence=0.9).value == NO_LIMIT
+    wrong[299] = True
+    assert risk_threshold(u, wrong, risk=0.1, confidence=0.9)[:3] == (np.nextafter(299.0, 0), 299, 22)
 
 
 def test_infinite_uncertainties_are_never_accepted() -> None:
     u = np.append(np.linspace(0, 1, 200), np.full(50, np.inf))
     result = risk_threshold(u, np.zeros(250, bool), risk=0.1, confidence=0.9)
-    assert (result.accepted, result.value < 1) == (199, True)
+    assert (result.value, result.accepted) == (NO_LIMIT, 200)
+    # P(Bin(199, 0.12) <= 19) = 0.17, P(Bin(200, 0.12) <= 20) = 0.23
+    wrong = (np.arange(250) >= 180) & (np.arange(250) < 200)
+    assert risk_threshold(u, wrong, risk=0.12, confidence=0.8)[1:3] == (199, 19)
 
 
 def test_equal_uncertainties_are_accepted_together() -> None:
@@ -149,14 +183,15 @@ def test_equal_uncertainties_are_accepted_together() -> None:
     assert (result.accepted, result.errors, 0 <= result.value < 1) == (100, 0, True)
 
 
-def test_if_all_uncertainties_are_equal_nothing_can_be_accepted() -> None:
+def test_if_all_uncertainties_are_equal_all_are_accepted_or_none() -> None:
+    assert risk_threshold(np.zeros(500), np.zeros(500, bool), risk=0.1, confidence=0.95)[:2] == (NO_LIMIT, 500)
     with pytest.raises(GuardError, match="no threshold keeps"):
-        risk_threshold(np.zeros(500), np.zeros(500, bool), risk=0.1, confidence=0.95)
+        risk_threshold(np.zeros(500), np.arange(500) % 9 == 0, risk=0.1, confidence=0.95)
 
 
 def test_too_few_images_are_reported_with_the_number_that_is_needed() -> None:
     u, wrong = np.arange(7.0), np.zeros(7, bool)
-    with pytest.raises(GuardError, match=r"needs more than 59 calibration images.*there are 7\. Pass more labelled"):
+    with pytest.raises(GuardError, match=r"needs at least 59 calibration images.*there are 7\. Pass more labelled"):
         risk_threshold(u, wrong, risk=0.05, confidence=0.95)
 
 
@@ -203,12 +238,20 @@ def test_levels_are_shares(bad: Any) -> None:
         check_levels(risk=bad)
 
 
-def test_one_more_than_are_needed_suffices() -> None:
-    """59 images that are accepted and correct show 0.05 at 0.95; the 60th is the threshold."""
-    result = risk_threshold(np.linspace(0, 1, 60), np.zeros(60, bool), risk=0.05, confidence=0.95)
-    assert (result.accepted, result.errors) == (59, 0)
-    with pytest.raises(GuardError, match="there are 59"):
-        risk_threshold(np.linspace(0, 1, 59), np.zeros(59, bool), risk=0.05, confidence=0.95)
+def test_exactly_as_many_as_are_needed_suffice() -> None:
+    """59 images that are accepted and correct show 0.05 at 0.95."""
+    result = risk_threshold(np.linspace(0, 1, 59), np.zeros(59, bool), risk=0.05, confidence=0.95)
+    assert result == (NO_LIMIT, 59, 0, 59)
+    with pytest.raises(GuardError, match=r"at least 59 calibration images.* there are 58"):
+        risk_threshold(np.linspace(0, 1, 58), np.zeros(58, bool), risk=0.05, confidence=0.95)
+
+
+@pytest.mark.parametrize(("risk", "confidence", "n"), [(0.9, 0.9, 1), (0.5, 0.75, 2), (0.1, 0.19, 2)])
+def test_rounding_asks_for_one_more_image_at_most(risk: float, confidence: float, n: int) -> None:
+    """(1 - risk)^n = 1 - confidence but for rounding."""
+    assert needed(risk, confidence) == n
+    assert threshold(np.arange(float(n)), np.zeros(n, bool), risk=risk, confidence=confidence) in (NO_LIMIT, -np.inf)
+    assert risk_threshold(np.arange(n + 1.0), np.zeros(n + 1, bool), risk=risk, confidence=confidence).errors == 0
 
 
 def test_the_smallest_feasible_risk_passes_and_the_next_does_not() -> None:

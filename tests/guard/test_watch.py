@@ -241,7 +241,7 @@ def test_a_guard_that_is_refitted_is_calibrated_on_all_new_images(guard):
     assert refitted.threshold == risk_threshold(u, wrong, risk=0.1, confidence=0.95)
     assert refitted.threshold.value < guard.threshold.value
     assert not refitted.watch().update(refitted.decide(unlabelled(300, seed=12, noise=1.3))).alarm
-    with pytest.raises(GuardError, match=r"guard\.refit: .*needs more than 29 calibration images"):
+    with pytest.raises(GuardError, match=r"guard\.refit: .*needs at least 29 calibration images"):
         guard.refit(new.rows(slice(0, 20)))
 
 

@@ -52,6 +52,8 @@ _CARDS = 500
 _THUMBNAIL, _PICTURE = 192, 1024
 _KEPT = 4096
 """Thumbnails in memory, about 8 KB each."""
+_LARGEST = float(np.finfo(np.float32).max)
+"""The page gets scores as float32."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self' http://localhost:* "
@@ -119,7 +121,7 @@ class _Api:
             described = {
                 "guarantee": guard.guarantee.sentence(guard.threshold.of),
                 "findings": collection.guard_findings,
-                "threshold": float(np.nextafter(np.float32(guard.line), np.float32(-np.inf))),
+                "threshold": float(np.nextafter(np.float32(min(guard.line, _LARGEST)), np.float32(-np.inf))),
                 "score": "guard",
             }
         sets = zip(collection.sets.items(), (False, *[True] * len(collection.sets)), strict=False)

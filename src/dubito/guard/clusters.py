@@ -35,9 +35,9 @@ def cluster_classes(
     """
     counts = np.bincount(label, minlength=classes)
     large = np.flatnonzero(counts >= fewest)
-    found = np.full(classes, -1, dtype=np.int64)
+    cluster = np.full(classes, -1, dtype=np.int64)
     if not len(large):
-        return found
+        return cluster
     shares = sorted({*_SHARES, coverage})
     points = np.stack([np.quantile(scores[label == one], shares) for one in large])
     weights = np.sqrt(counts[large])
@@ -52,5 +52,5 @@ def cluster_classes(
         for one in np.unique(nearest):
             inside = nearest == one
             centres[one] = np.average(points[inside], axis=0, weights=weights[inside])
-    found[large] = nearest
-    return found
+    cluster[large] = nearest
+    return cluster

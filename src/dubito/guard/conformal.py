@@ -298,6 +298,9 @@ class PredictionSets:
         q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
         sets.thresholds_, sets.rows_ = torch.tensor(q, dtype=torch.float64) if q else None, int(saved["rows"])
         sets.groups_, sets.marginal_ = tuple(saved.get("groups", ())), tuple(saved.get("marginal", ()))
+        parts = len(sets.groups_) if sets.per is not None else 1
+        if q and len(q) != parts and not sets.class_wise and not sets.clusters:
+            raise ValueError(f"prediction sets have {len(q)} quantiles for {parts} parts")
         return sets
 
 

@@ -130,7 +130,7 @@ def _share_of(guarantee: Guarantee, sizes: Int64[np.ndarray, "k"]) -> Guarantee:
     single = replace(guarantee, per=None, missed=(), confidence=1 - delta)
     for number, size in enumerate(sorted(sizes.tolist(), reverse=True), 1):
         shared = replace(single, confidence=1 - delta / number)
-        if size <= shared.enough:
+        if size < shared.enough:
             break
         single = shared
     return single
@@ -142,8 +142,8 @@ def _one(
     u: Float64[np.ndarray, "m"],
     loss: Bool[np.ndarray, "m"] | Float64[np.ndarray, "m"],
 ) -> GroupThreshold:
-    if len(u) <= guarantee.enough:
-        reason = f"it has {len(u)} calibration images, and more than {guarantee.enough} are needed"
+    if len(u) < guarantee.enough:
+        reason = f"it has {len(u)} calibration images, and at least {guarantee.enough} are needed"
         return GroupThreshold(group, -math.inf, 0, 0, len(u), reason)
     try:
         value, accepted, errors, of = guarantee.threshold((u, loss))

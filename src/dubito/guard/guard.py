@@ -45,10 +45,11 @@ from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.costs import CostMatrix
 from dubito.guard.groups import Group, GroupThreshold, group_codes, group_thresholds, groups_in
 from dubito.guard.groups import limits as limits_of
+from dubito.guard.guard_layout import LAYOUT, check_guard
 from dubito.guard.missed import MissedThreshold, alerts, missed_classes, missed_thresholds
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations, Shift, find_shift
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold, percent
+from dubito.guard.thresholds import CLASS, NO_LIMIT, Guarantee, Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions
@@ -58,7 +59,7 @@ from dubito.models.wrap import eager
 from dubito.probes.registry import probes_for
 from dubito.result import Result
 from dubito.scores.registry import check_registered
-from dubito.storage import COUNT, Place, RemotePath, SavedFolder, check_layout, to_place, write_file
+from dubito.storage import Place, RemotePath, SavedFolder, check_layout, to_place, write_file
 from dubito.table import Table, check_table, chosen_rows
 from dubito.table.overlap import shared_rows, sketch
 from dubito.table.provenance import Provenance, check_provenance
@@ -77,51 +78,6 @@ from dubito.validate import (
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
 _OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
-_SETS = {
-    "coverage": float,
-    "method": str,
-    "class_wise": bool,
-    "rows": COUNT,
-    "thresholds": [float | None, ...],
-    "per?": str,
-    "clusters?": COUNT,
-    "penalty?": float,
-    "free_ranks?": COUNT,
-    "seed?": COUNT,
-    "groups?": [(int, str), ...],
-    "marginal?": [COUNT, ...],
-}
-_GROUP = {
-    "group": (int, str),
-    "value": float | None,
-    "accepted": COUNT,
-    "errors": COUNT,
-    "of": COUNT,
-    "reason": str,
-}
-_LAYOUT = {
-    "guarantee": {
-        "kind": str,
-        "level": float,
-        "confidence": float,
-        "per?": str,
-        "largest?": float,
-        "two_costs?": bool,
-        "missed?": [{"label": COUNT, "level": float, "name": str}, ...],
-    },
-    "groups?": [_GROUP, ...],
-    "missed?": [{"label": COUNT, "value": float | None, "missed": COUNT, "of": COUNT}, ...],
-    "threshold": {"value": float, "accepted": COUNT, "errors": (None, COUNT), "of": COUNT},
-    "scores": [str, ...],
-    "weights": {str: float},
-    "aurc": {str: float},
-    "gate": float | None,
-    "roles": {"aleatoric": str | None, "epistemic": str | None, "density": str | None},
-    "sets": (None, _SETS),
-    "classes": (None, [str, ...]),
-    "rows": dict.fromkeys(("table", "train", "reference", "calibrate", "novel"), COUNT),
-}
-"""Of guard.json."""
 _NAMED = 3
 """Refused classes or groups that are named."""
 _MOST_COMPARED = 2048
@@ -453,7 +409,6 @@ class Guard(Result):
         accept = torch.from_numpy(observed.uncertainty <= limits)
         p, predicted = top_two(table.logit)
         density = ranks.get(roles.density or "")
-        threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
         before = self.limits(self.calibration)
         shift = find_shift(self.calibration, observed, threshold=limits, before=before, classes=self.classes)
         check = None
@@ -472,7 +427,7 @@ class Guard(Result):
             epistemic=ranks.get(roles.epistemic or ""),
             density_rank=None if density is None else 1 - density,
             sets=None if self.sets is None else self.sets.classes(table),
-            threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
+            threshold_rank=float(self._limit_rank(np.array([self.threshold.value]))),
             guarantee=self.guarantee.sentence(self.threshold.of),
             shift=shift,
             check=check,
@@ -480,7 +435,7 @@ class Guard(Result):
             skipped=table.skipped,
             rules=self._rules_in_words(observed, alert, torch.from_numpy(limits)),
             limit=torch.from_numpy(limits) if self.groups else None,
-            limit_rank=rank(torch.from_numpy(limits), selection.uncertainty_quantiles) if self.groups else None,
+            limit_rank=self._limit_rank(limits) if self.groups else None,
         )
 
     @property
@@ -495,6 +450,11 @@ class Guard(Result):
         if observed.group is None:
             raise GuardError(f"guard: the images lack their groups, column '{self.guarantee.per}'.")
         return limits_of(self.groups, observed.group)
+
+    def _limit_rank(self, limits: Float64[np.ndarray, "n"]) -> Float64[Tensor, "n"]:
+        """The ranks of thresholds; infinite where there is no limit, so that no image is close to it."""
+        values = torch.from_numpy(limits)
+        return rank(values, self.selection.uncertainty_quantiles).masked_fill(values == NO_LIMIT, torch.inf)
 
     def _rules_in_words(
         self, observed: Observations, alert: Int64[Tensor, "n"], limits: Float64[Tensor, "n"]
@@ -576,6 +536,12 @@ class Guard(Result):
         reason, classes = None, table.shape("logit")[1]
         if self.classes is not None and classes != len(self.classes):
             reason = f"it has {classes} classes, not {len(self.classes)}"
+        elif self.guarantee.per == CLASS and classes != len(self.groups):
+            reason = f"it has {classes} classes, not {len(self.groups)}"
+        elif self.costs is not None and classes != len(self.costs.costs):
+            reason = f"it has {classes} classes, not {len(self.costs.costs)}"
+        elif any(one.label >= classes for one in self.missed):
+            reason = f"it has {classes} classes, and not class {max(one.label for one in self.missed)}"
         elif self.provenance and table.provenance:
             reason = self.provenance.difference(table.provenance)
         if reason:
@@ -601,6 +567,7 @@ class Guard(Result):
         # What scores have learned shows in their values of the reference images.
         quantiles = [one.numpy() for _, one in sorted(self.selection.reference_quantiles.items())]
         arrays = [*observed, *quantiles, self.selection.uncertainty_quantiles.numpy()]
+        arrays += [] if self.costs is None else [self.costs.costs]
         return hash_bytes(described.encode(), *(np.ascontiguousarray(one).tobytes() for one in arrays)).hex()
 
     def save(self, to: str | Place) -> Place:
@@ -652,13 +619,13 @@ class Guard(Result):
 
     @classmethod
     def _read(cls, folder: Place, described: Mapping[str, Any]) -> "Guard":
-        check_layout(described, _LAYOUT)
+        check_layout(described, LAYOUT)
         parts = FOLDER.part(folder, described["parts"])
         guarantee, costs = Guarantee.from_json(described["guarantee"]), None
         if guarantee.kind == "cost":
             matrix = load_file(parts / _COSTS)["costs"]
             costs = CostMatrix.of(matrix, len(matrix))
-        return cls(
+        guard = cls(
             guarantee=guarantee,
             threshold=Threshold(**described["threshold"]),
             selection=ScoreSelection.read(parts, described),
@@ -671,6 +638,8 @@ class Guard(Result):
             missed=tuple(MissedThreshold.from_json(one) for one in described.get("missed", ())),
             costs=costs,
         )
+        check_guard(guard)
+        return guard
 
     def export_onnx(self, to: str | Path, example: Tensor | None = None) -> Path:
         """Write model, score and threshold as one ONNX file; see `dubito.guard.onnx`."""
@@ -690,6 +659,8 @@ class Guard(Result):
             rate = threshold.errors / max(1, threshold.accepted)
             what = "wrong" if self.costs is None else "at a cost"
             calibration += f", {threshold.errors} of them {what} ({rate:.1%})"
+        if threshold.value == NO_LIMIT and not self.groups:
+            calibration += "; no image is refused for its uncertainty"
         novelty = f"{self.rows['novel']} of {threshold.of} calibration images are refused as unlike the others"
         facts = {
             "uncertainty": str(self.selection.combination),

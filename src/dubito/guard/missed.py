@@ -27,13 +27,14 @@ from jaxtyping import Float64, Int64
 from scipy.stats import binom
 from torch import Tensor
 
-from dubito.errors import GuardError
+from dubito.errors import GuardError, ValueRangeError
 from dubito.guard.thresholds import LEVELS, Guarantee, Missed, needed
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice, check_number
 
-_GRID = np.concatenate([[0.0], 0.5 * 2.0 ** (-np.arange(LEVELS - 2)[::-1] / 2), [np.inf]])
+GRID = np.concatenate([[0.0], 0.5 * 2.0 ** (-np.arange(LEVELS - 2)[::-1] / 2), [np.inf]])
+"""The levels."""
 
 
 class MissedThreshold(NamedTuple):
@@ -66,7 +67,7 @@ def missed_classes(
 ) -> tuple[Missed, ...]:
     """The user's classes, by name (with or without synonyms) or by index, and their levels."""
     names = [] if classes is None else [name.partition(",")[0] for name in classes]
-    chosen = []
+    chosen: list[Missed] = []
     for key, level in (missed or {}).items():
         if isinstance(key, str):
             full = list(classes or ())
@@ -75,6 +76,8 @@ def missed_classes(
         else:
             check_number(key, f"[0, {count - 1}]", by=by, what="a class of missed", whole=True)
             label = int(key)
+        if any(label == one.label for one in chosen):
+            raise ValueRangeError(f"{by}: missed names class {label} twice, the second time as {key!r}. Name it once.")
         chosen.append(Missed(label, float(level), names[label] if names else str(label)))
     return tuple(chosen)
 
@@ -92,13 +95,13 @@ def missed_thresholds(
     label = table.label.numpy()
     confidence = 1 - (1 - guarantee.confidence) / 2 / len(guarantee.missed)
     p, predicted = class_probabilities(table, [one.label for one in guarantee.missed])
-    found = []
+    thresholds = []
     for place, one in enumerate(guarantee.missed):
         own = label == one.label
         v = np.where((predicted == one.label) | np.asarray(novel), np.inf, p[:, place])[own]
         value = missed_threshold(v, one, confidence)
-        found.append(MissedThreshold(one.label, value, int((v < value).sum()), len(v)))
-    return tuple(found)
+        thresholds.append(MissedThreshold(one.label, value, int((v < value).sum()), len(v)))
+    return tuple(thresholds)
 
 
 def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: float) -> float:
@@ -117,7 +120,7 @@ def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: fl
     e = int(binom.ppf(1 - confidence, len(v), missed.level))
     e -= int(binom.cdf(e, len(v), missed.level) > 1 - confidence)
     exact = float(np.sort(v)[max(e, 0)])
-    return float(_GRID[np.searchsorted(_GRID, exact, side="right") - 1])
+    return float(GRID[np.searchsorted(GRID, exact, side="right") - 1])
 
 
 def class_probabilities(
@@ -133,9 +136,9 @@ def class_probabilities(
 
 def alerts(thresholds: Sequence[MissedThreshold], table: Table) -> Int64[Tensor, "n"]:
     """Of every row, the class of the first alert; -1 where there is none."""
-    found = np.full(len(table), -1, dtype=np.int64)
+    alert = np.full(len(table), -1, dtype=np.int64)
     if thresholds:
         p, predicted = class_probabilities(table, [one.label for one in thresholds])
         for place, one in reversed(list(enumerate(thresholds))):
-            found[(predicted != one.label) & (p[:, place] >= one.value)] = one.label
-    return torch.from_numpy(found)
+            alert[(predicted != one.label) & (p[:, place] >= one.value)] = one.label
+    return torch.from_numpy(alert)

@@ -291,13 +291,17 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperatu
 
 def _unit(z: Tensor) -> Tensor:
     """Features at length one."""
-    return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    unit: Tensor = z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return unit
 
 
 def _of_even_lengths(z: Tensor, score: scores.MahalanobisPP) -> Tensor:
     """As `MahalanobisPP.score_batch`."""
     lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return score.gaussians.distances(z * (score.length_ / lengths) ** score.power_, relative=score.relative)
+    distances: Tensor = score.gaussians.distances(
+        z * (score.length_ / lengths) ** score.power_, relative=score.relative
+    )
+    return distances
 
 
 def _guided_energy(z: Tensor, logits: Tensor, score: scores.NNGuide) -> Tensor:

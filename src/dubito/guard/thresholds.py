@@ -12,25 +12,27 @@ With risk r, confidence 1 - delta, and calibration images in the order of their 
     e_k    wrong ones among the first k
     p_k    = P(Bin(k, r) <= e_k)         tests R(u_(k+1)) > r,  where R(t) = P(wrong | u < t)
 
-k = s, s + 1, ... are tested in turn until p_k > delta; the last k that passed gives the threshold: images with
-u < u_(k+1) are accepted. This is fixed-sequence testing, as in Learn then Test (Angelopoulos et al. 2021), but the
-thresholds are the calibration images' own, so all of them count, and none is spent on choosing candidates. Selective
-risk is that of Geifman & El-Yaniv (2017).
+k = s, s + 1, ..., m are tested in turn until p_k > delta, where m of the images have a finite u, and u_(m+1) is
+infinite; the last k that passed gives the threshold: images with u < u_(k+1) are accepted. If that is k = m, all are,
+except for those whose u is infinite, such as novel ones. This is fixed-sequence testing, as in Learn then Test
+(Angelopoulos et al. 2021), but the thresholds are the calibration images' own, so all of them count, and none is spent
+on choosing candidates. Selective risk is that of Geifman & El-Yaniv (2017).
 
-Why P(R(t) > r) <= delta for the t taken. Let u have a continuous distribution (ties are ordered by lot). R is
-continuous, so the t with R(t) > r form intervals, with R = r at both ends (the first may begin below all images). Fix
-how many calibration images lie between these ends. Those below an end are then wrong at rate r exactly, because R = r
+Why P(R(t) > r) <= delta for the t taken. Let finite u have a continuous distribution (ties are ordered by lot). R is
+continuous, up to R(infinity) = P(wrong | u is finite), so the t with R(t) > r form intervals, with R = r at both ends
+(the first may begin below all images; the last may reach infinity, and then contains it). Fix how many calibration
+images lie between these ends, which fixes m, too. Those below an end are then wrong at rate r exactly, because R = r
 at every end below it, too. Suppose that s lies outside the intervals. To take a t in one, the tests must pass at
-k = the number of images below the lower end of the first interval behind s: there e_k is Bin(k, r), so they do with
-probability delta at most. Suppose that s lies inside one, that is R(u_(s+1)) > r: of the s images below u_(s+1), those
-below the interval's lower end are wrong at rate r, the others at a higher one, so p_s <= delta has probability delta at
-most. Both cases hold for whatever numbers were fixed, hence without fixing them. Nothing is paid for the number of
-tests.
+k = the number of images below the lower end of the first interval behind s, be it m: there e_k is Bin(k, r), so they do
+with probability delta at most. Suppose that s lies inside one, that is R(u_(s+1)) > r: of the s images below u_(s+1),
+those below the interval's lower end are wrong at rate r, the others at a higher one, so p_s <= delta has probability
+delta at most. Both cases hold for whatever numbers were fixed, hence without fixing them. Nothing is paid for the
+number of tests.
 
 Equal values are accepted all or none: t is then where they begin, with k' images below it, s <= k' <= k, whose tests
 have passed, too. If such a t lies in an interval and u_(s+1) behind its upper end, then k' = s images lie below that
-end, e_s is Bin(s, r) again, and whatever is taken, the test at s must pass. Novel images are equal, too, and lie above
-all others; t is never among them.
+end, e_s is Bin(s, r) again, and whatever is taken, the test at s must pass. Images of infinite u are equal, too, and
+lie above all others; they begin at t = infinity.
 
 Of costs, l_i / (the largest) in [0, 1] takes the place of errors, and the bets of `dubito.guard.losses` that of the
 binomial tail, unless all costs are 0 or the largest. The proof is the same: given u_(s+1), the s images below it are
@@ -41,12 +43,12 @@ together with the others at the stated confidence: each has its share of delta.
 
 Where to begin is ours: at the very fewest, one unlucky image would end it. s is the smallest number of images that may
 have eight errors, or fewer errors where s would be more than half of the images; it depends on n, r and delta alone.
-Images as uncertain as the most uncertain calibration image are refused, also where everything could be accepted.
 
 Shares of images (coverage, refused correct predictions) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
@@ -66,6 +68,8 @@ GuaranteeKind = Literal["risk", "coverage", "false_alarms", "cost"]
 RISK = 0.05
 CLASS = "class"
 """Of `Guarantee.per`: every predicted class."""
+NO_LIMIT = sys.float_info.max
+"""The threshold that accepts every image whose uncertainty is finite: the largest number."""
 LEVELS = 26
 """How many levels the thresholds of missed classes are rounded to; see `dubito.guard.missed`."""
 Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | Float64[np.ndarray, "_"] | None]
@@ -79,7 +83,7 @@ class Threshold(NamedTuple):
     """A threshold, and what it did on the images that it was calibrated on.
 
     Attributes:
-        value: Images up to it are accepted.
+        value: Images up to it are accepted; `NO_LIMIT` where all are whose uncertainty is finite.
         accepted: How many calibration images those were.
         errors: How many of these were wrong; None where labels are not known.
         of: How many calibration images there were.
@@ -311,18 +315,16 @@ def risk_threshold(
         GuardError: No threshold passes; the message says what the images show.
     """
     check_levels(risk=risk, confidence=confidence)
-    if len(u) <= (enough := needed(risk, confidence)):
+    if len(u) < (enough := needed(risk, confidence)):
         raise GuardError(
-            f"an error rate of at most {risk:g} with confidence {confidence:g} needs more than {enough} calibration "
-            f"images, so that {enough} can be accepted, all correct (probability (1 - {risk:g})^{enough}, below "
-            f"{1 - confidence:.3g}); there are {len(u)}. Pass more labelled images, or choose a larger risk."
+            f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
+            f"images, all correct (probability (1 - {risk:g})^{enough}, below {1 - confidence:.3g}); there are "
+            f"{len(u)}. Pass more labelled images, or choose a larger risk."
         )
     order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
     errors, start = np.append(0, np.cumsum(wrong[order])), first_test(len(u), risk, confidence)
-    k = np.arange(start, np.isfinite(u).sum())  # the next image, u_(k+1), is the threshold: it must be finite
-    failed = np.nonzero(binomial_p(errors[k], k, risk) > 1 - confidence)[0]
-    passed = int(failed[0]) if len(failed) else len(k)
-    value = float(np.nextafter(u[order[k[passed - 1]]], -np.inf)) if passed else -math.inf
+    k = np.arange(start, np.isfinite(u).sum() + 1)
+    value = _below_the_next(u[order], k, binomial_p(errors[k], k, risk) <= 1 - confidence)
     if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
         raise GuardError(_why_none(start, int(errors[start]), risk=risk, confidence=confidence))
     return _counted(value, u, wrong)
@@ -344,19 +346,17 @@ def cost_threshold(
         GuardError: No threshold passes; the message says what the images show.
     """
     check_levels(cost=cost, confidence=confidence)
-    if len(u) <= (enough := fewest_images(cost, confidence, 0)):
+    if len(u) < (enough := fewest_images(cost, confidence, 0)):
         raise GuardError(
-            f"a mean cost of at most {cost:g} times the largest one with confidence {confidence:g} needs more than "
-            f"{enough} calibration images, so that {enough} can be accepted at no cost; there are {len(u)}. Pass more "
-            f"labelled images, or choose a larger risk."
+            f"a mean cost of at most {cost:g} times the largest one with confidence {confidence:g} needs at least "
+            f"{enough} calibration images, all of them without a cost; there are {len(u)}. Pass more labelled images, "
+            f"or choose a larger risk."
         )
     order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
     starts = [fewest_images(cost, confidence, full) for full in range(_ERRORS + 1)]
     start = max(one for one in starts if one <= max(_BELOW * len(u), enough))
-    k = np.arange(start, np.isfinite(u).sum())  # the next image, u_(k+1), is the threshold: it must be finite
-    failed = np.nonzero(log_evidence(loss[order], cost)[k] < -math.log(1 - confidence))[0]
-    passed = int(failed[0]) if len(failed) else len(k)
-    value = float(np.nextafter(u[order[k[passed - 1]]], -np.inf)) if passed else -math.inf
+    k = np.arange(start, np.isfinite(u).sum() + 1)
+    value = _below_the_next(u[order], k, log_evidence(loss[order], cost)[k] >= -math.log(1 - confidence))
     if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
         raise GuardError(
             f"no threshold keeps the mean cost at or below {cost:g} times the largest one with confidence "
@@ -377,7 +377,7 @@ def first_test(n: int, risk: float, confidence: float) -> int:
     # P(Bin(k, r) <= e) <= delta: the (e + 1)-th error comes after the k-th image with a probability of delta at most.
     fewest = (nbinom.ppf(confidence, errors + 1, risk) + errors + 1).astype(int)
     fewest += binom.cdf(errors, fewest, risk) > 1 - confidence
-    return int(fewest[fewest <= max(_BELOW * n, fewest[0])].max())
+    return min(n, int(fewest[fewest <= max(_BELOW * n, fewest[0])].max()))
 
 
 def smallest_risk(
@@ -474,6 +474,17 @@ def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
         check_number(value, "(0, 1)", by="guard", what=name)
+
+
+def _below_the_next(ordered: Float64[np.ndarray, "n"], k: Int[np.ndarray, "t"], passed: Bool[np.ndarray, "t"]) -> float:
+    """The largest number below u_(k+1), with the last k before a test fails; minus infinity if that is the first.
+
+    >>> u, k = np.array([1.0, 2.0]), np.arange(3)
+    >>> [_below_the_next(u, k, k < fails) for fails in (0, 1, 3)]  # u_(3) is infinite
+    [-inf, 0.999..., 1.797...e+308]
+    """
+    tests = len(passed) if passed.all() else int(passed.argmin())
+    return float(np.nextafter(np.append(ordered, np.inf)[k[tests - 1]], -np.inf)) if tests else -math.inf
 
 
 def _counted(value: float, u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"] | None) -> Threshold:

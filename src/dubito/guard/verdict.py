@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.data.thumbnails import thumbnail_of
 from dubito.guard.check import GuaranteeCheck
 from dubito.guard.shift import Shift
-from dubito.guard.thresholds import percent
+from dubito.guard.thresholds import NO_LIMIT, percent
 from dubito.result import Result, cell, html_card, plain
 from dubito.storage import printable
 from dubito.types import Images, Json
@@ -118,7 +118,7 @@ class Decisions(Result, Sequence[Verdict]):
         novel: (n) refused for their density alone.
         aleatoric: (n) as of `Verdict`; likewise epistemic and density_rank.
         sets: Of each image, the classes of its prediction set, most likely first.
-        threshold_rank: The share of reference images below the threshold.
+        threshold_rank: The share of reference images below the threshold; infinite where there is no limit.
         guarantee: What is guaranteed, for which images, as a sentence.
         shift: Whether these images are like those that the guard was calibrated on.
         check: Whether the guarantee is kept on them; None where labels do not show which predictions are wrong.
@@ -191,11 +191,14 @@ class Decisions(Result, Sequence[Verdict]):
     def compared(self) -> Float64[Tensor, "n"]:
         """What one line divides: the uncertainty, or where thresholds differ, how far it is above the image's own.
 
-        Infinite for images that are refused however certain they are.
+        Infinite for images that are refused however certain they are. Images of classes and groups without a limit lie
+        below the line by the share of reference images that are at least as uncertain.
         """
         refused = self.novel.clone()
         refused[list(self.rules)] = True
-        compared = self.uncertainty if self.limit is None else self.uncertainty - self.limit
+        compared = self.uncertainty
+        if self.limit is not None:
+            compared = torch.where(self.limit == NO_LIMIT, self.rank - 1, compared - self.limit)
         return compared.masked_fill(refused, torch.inf)
 
     @property

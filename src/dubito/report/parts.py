@@ -153,7 +153,7 @@ class Parts:
 
     def _accepted(self, guard: Guard | None) -> Acceptance:
         if guard is None and len(self.table) < _FEWEST:
-            fewest = needed(RISKS[-1], self.confidence) + 1
+            fewest = needed(RISKS[-1], self.confidence)
             raise GuardError(
                 f"a guarantee takes more images: a risk of {RISKS[-1]:g} at least {fewest} to calibrate, all predicted "
                 f"correctly; {self.table.name} has {len(self.table)}."

@@ -48,6 +48,13 @@ _GUARANTEE = {
     "n": {"type": "integer"},
     "sentence": _TEXT,
 }
+_GUARANTEED_BESIDES = {
+    "per": _TEXT,
+    "largest": _NUMBER,
+    "two_costs": {"type": "boolean"},
+    "missed": {"type": "array", "items": {"type": "object"}},
+}
+"""Where it holds for every class, is about costs, or has missed classes."""
 _FILE = {"type": "string", "format": "binary"}
 _FILES = {"type": "object", "additionalProperties": {"oneOf": [_FILE, {"type": "array", "items": _FILE}]}}
 _IMAGES = {
@@ -133,7 +140,8 @@ def _paths(model: str) -> dict[str, Json]:
     broken = _object({"id": _TEXT, "name": _TEXT, "error": _TEXT})
     verdicts = {"type": "array", "items": {"oneOf": [_named(_VERDICT), broken]}}
     queries = {"type": "array", "items": {"oneOf": [_named(_NEIGHBOURS, ("refused", "ids", "similarities")), broken]}}
-    guarded = _object({"verdicts": verdicts, "guarantee": _object(_GUARANTEE), "fingerprint": _TEXT})
+    guarantee = _object(_GUARANTEE | _GUARANTEED_BESIDES, tuple(_GUARANTEE))
+    guarded = _object({"verdicts": verdicts, "guarantee": guarantee, "fingerprint": _TEXT})
     k = _whole("k", "How many items, if the index has as many.", NEIGHBOURS)
     return {
         "/guard": {

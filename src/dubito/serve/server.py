@@ -119,9 +119,7 @@ class _Endpoints:
         guard = engine.guard
         self._about: Json = {
             "guarantee": {
-                "kind": guard.guarantee.kind,
-                "level": guard.guarantee.level,
-                "confidence": guard.guarantee.confidence,
+                **guard.guarantee.to_json(),
                 "n": guard.threshold.of,
                 "sentence": guard.guarantee.sentence(guard.threshold.of),
             },
