@@ -18,6 +18,7 @@ from _peers_data import Columns
 
 import dubito
 from dubito import metrics
+from dubito.calibration import VennAbers
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.set_scores import FREE_RANKS, PENALTY
 from dubito.scores import make_score
@@ -415,7 +416,7 @@ def mapie_guarantee(risk: float) -> Callable[[Columns], Contender]:
     return contender
 
 
-# Temperature scaling, and the Laplace approximation of the last layer.
+# Temperature scaling, Venn-Abers, and the Laplace approximation of the last layer.
 
 
 def our_temperature(columns: Columns) -> Contender:
@@ -432,6 +433,28 @@ def their_temperature(columns: Columns) -> Contender:
     one, rows = TemperatureScaler(), TensorDataset(columns["train_logit"], columns["train_label"])
     loader = DataLoader(rows, batch_size=2048)
     return lambda: one.fit(loader, progress=False), lambda: {"value": float(one.temperature[0])}
+
+
+def top_probabilities(columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of images to learn from, whether these are right, and of images to calibrate."""
+    logit, label = columns["train_logit"], columns["train_label"]
+    right = metrics.correct(logit, label).numpy()
+    return metrics.confidence(logit).numpy(), right, metrics.confidence(columns["logit"]).numpy()
+
+
+def our_venn_abers(columns: Columns) -> Contender:
+    """The single probability, which both bounds go into; lower is more uncertain."""
+    one, (top, right, new) = VennAbers(), top_probabilities(columns)
+    return lambda: one.learn_top(top, right), lambda: -one.top_probability(new)
+
+
+def their_venn_abers(columns: Columns) -> Contender:
+    """Of two classes, wrong and right."""
+    from venn_abers import VennAbers as Theirs  # noqa: PLC0415
+
+    one, (top, right, new) = Theirs(), top_probabilities(columns)
+    pairs = [np.column_stack([1 - p, p]) for p in (top, new)]
+    return lambda: one.fit(pairs[0], right.astype(int)), lambda: -one.predict_proba(pairs[1])[0][:, 1]
 
 
 def their_laplace(columns: Columns) -> Contender:
@@ -608,6 +631,7 @@ def other_rows() -> list[Row]:
         Row("sets, aps", "mapie", our_sets("aps"), mapie_sets("aps"), why="MAPIE draws lots at the boundary"),
         *guarantee_rows(),
         Row("temperature", "torch-uncertainty", our_temperature, their_temperature),
+        Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
         Row(
             "last-layer Laplace",
             "laplace-torch",
