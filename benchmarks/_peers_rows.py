@@ -287,7 +287,7 @@ def our_sets(method: str) -> Callable[[Columns], Contender]:
 
 
 def torchcp_sets(name: str, **settings: Any) -> Callable[[Columns], Contender]:
-    """Without lots at the boundary, like ours."""
+    """Calibrated on logits."""
 
     def contender(columns: Columns) -> Contender:
         # The package imports graphs and language models, and a loss that needs torchsort, which must be compiled;
@@ -535,7 +535,7 @@ def score_rows() -> list[Row]:
             score("nnguide", *BOTH, **wide, bank_size=None),
             of("NNGuide", head=True),
             0.1,
-            "a product with a negative factor",
+            "where energies are not positive, ours are those of centred logits",
         ),
     ]
     return [Row(what, OOD, ours, theirs, share=share, why=why) for what, ours, theirs, share, why in pairs]
@@ -597,6 +597,7 @@ def other_rows() -> list[Row]:
     """Neighbours, label issues, sets, guarantees, temperature, Laplace."""
     ours = score("neighbours", *FEATURES, fits=FEATURES, k=10)
     float32 = "from float32 probabilities, the peer's quantile is rounded"
+    empty = "the peer's sets lack the most likely class where it is certain; ours never do"
     return [
         Row("10th neighbour", "faiss-cpu", ours, faiss_flat, share=0.1, why="faiss rounds small distances to zero"),
         Row(
@@ -612,20 +613,20 @@ def other_rows() -> list[Row]:
         Row("label issues, CIFAR-10H, ResNet-20", "cleanlab", label_issues, confident_learning, columns="votes20"),
         Row("label issues, CIFAR-10H, ResNet-56", "cleanlab", label_issues, confident_learning, columns="votes56"),
         Row("sets, lac", "torchcp", our_sets("lac"), torchcp_sets("LAC"), why=float32),
-        Row("sets, aps", "torchcp", our_sets("aps"), torchcp_sets("APS", randomized=False), why=float32),
+        Row("sets, aps", "torchcp", our_sets("aps"), torchcp_sets("APS", randomized=False), why=empty),
         Row(
             "sets, raps",
             "torchcp",
             our_sets("raps"),
             torchcp_sets("RAPS", penalty=PENALTY["raps"], kreg=FREE_RANKS, randomized=False),
-            why=float32,
+            why=empty,
         ),
         Row(
             "sets, saps",
             "torchcp",
             our_sets("saps"),
-            torchcp_sets("SAPS", weight=PENALTY["saps"], randomized=False),
-            why="without lots, the peer calibrates with a score of 0 where the most likely class is right",
+            torchcp_sets("SAPS", weight=PENALTY["saps"]),  # without lots, its calibration scores are others
+            why="the peer draws lots at the boundary",
         ),
         Row("sets, lac", "mapie", our_sets("lac"), mapie_sets("lac")),
         Row("sets, aps", "mapie", our_sets("aps"), mapie_sets("aps"), why="MAPIE draws lots at the boundary"),
