@@ -8,23 +8,24 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import abstention
 import numpy as np
 import torch
 from _peers_data import Columns
 
 import dubito
 from dubito import metrics
-from dubito.errors import GuardError
+from dubito.calibration import VennAbers
 from dubito.guard.conformal import PredictionSets
-from dubito.guard.thresholds import risk_threshold
-from dubito.scores import SCORES, make_score
+from dubito.guard.set_scores import FREE_RANKS, PENALTY
+from dubito.scores import make_score
 
 Contender = tuple[Callable[[], object], Callable[[], Any]]
 COVERAGE = 0.9
-RISK, CONFIDENCE = 0.05, 0.95
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Row:
         ours: What dubito does.
         theirs: What the peer does.
         share: Which share of the rows is scored, where the peer could not score them all.
-        score: The registered score that it takes; a row whose score there is none of is left out.
         columns: Which data: "large", "small" (10 classes) or "votes20", "votes56".
         why: Why answers differ, where they do.
     """
@@ -47,7 +47,6 @@ class Row:
     ours: Callable[[Columns], Contender]
     theirs: Callable[[Columns], Contender]
     share: float = 1
-    score: str | None = None
     columns: str = "large"
     why: str = ""
 
@@ -288,7 +287,7 @@ def our_sets(method: str) -> Callable[[Columns], Contender]:
 
 
 def torchcp_sets(name: str, **settings: Any) -> Callable[[Columns], Contender]:
-    """Without lots at the boundary, like ours."""
+    """Calibrated on logits."""
 
     def contender(columns: Columns) -> Contender:
         # The package imports graphs and language models, and a loss that needs torchsort, which must be compiled;
@@ -353,66 +352,71 @@ def mapie_sets(name: str) -> Callable[[Columns], Contender]:
 # A guarantee for what is accepted.
 
 
-@dataclass
+@dataclass(frozen=True)
 class Draws:
-    """Calibration images drawn anew from the scored ones; the others show what the threshold does."""
+    """Calibration sets, drawn with replacement from labelled images, which are the population (`abstention.py`)."""
 
-    columns: Columns
-    draws: int = 20
-    results: list[tuple[float, float]] = field(default_factory=list)
+    logit: np.ndarray
+    label: np.ndarray
+    draws: int = 500
+    rows: int = 1000
 
-    def __post_init__(self) -> None:
-        logit, label = self.columns["logit"], self.columns["label"]
-        self.p = metrics.confidence(logit).numpy()
-        self.right = metrics.correct(logit, label).numpy()
-
-    def measured(self, calibrated: Callable[[np.ndarray, np.ndarray], float | None]) -> dict[str, float]:
-        """The share of draws with more errors than the risk, and the mean share that is accepted."""
-        rng, broken, coverage = np.random.default_rng(0), 0, 0.0
-        for _ in range(self.draws):
-            order = rng.permutation(len(self.p))
-            chosen, others = order[: len(order) // 10], order[len(order) // 10 :]
-            least = calibrated(self.p[chosen], self.right[chosen])
-            accepted = np.zeros(len(others), dtype=bool) if least is None else self.p[others] >= least
-            broken += bool(accepted.any() and (~self.right[others][accepted]).mean() > RISK)
-            coverage += float(accepted.mean())
+    def measured(self, accepted: Callable[[np.ndarray], np.ndarray], risk: float) -> dict[str, float]:
+        """The share of draws with more errors than the risk, and the mean share of images that is accepted."""
+        wrong = self.logit.argmax(1) != self.label
+        broken, coverage = 0, 0.0
+        for seed in range(self.draws):
+            inside = accepted(np.random.default_rng(seed).integers(len(wrong), size=self.rows))
+            broken += bool(inside.any() and wrong[inside].mean() > risk)
+            coverage += float(inside.mean())
         return {"violations": broken / self.draws, "coverage": coverage / self.draws}
 
 
-def our_guarantee(columns: Columns) -> Contender:
-    """The test behind `Guard.fit`."""
-    draws = Draws(columns)
+def our_guarantee(risk: float, *, temperature: bool = False) -> Callable[[Columns], Contender]:
+    """The test behind `Guard.fit`, of max-probabilities; with a temperature, which a tenth of the images fits."""
 
-    def least(p: np.ndarray, right: np.ndarray) -> float | None:
-        try:
-            return -risk_threshold(-p, ~right, risk=RISK, confidence=CONFIDENCE).value
-        except GuardError:
-            return None
+    def contender(columns: Columns) -> Contender:
+        logit, label = columns["train_logit"].numpy(), columns["noisy_label"].numpy()
+        p, wrong = abstention.probabilities(logit), logit.argmax(1) != label
 
-    return nothing, lambda: draws.measured(least)
+        def accepted(rows: np.ndarray) -> np.ndarray:
+            if temperature:
+                return abstention.guarded(logit, label, wrong, rows, risk, CONFIDENCE)
+            return np.asarray(p >= -abstention.ours(-p[rows], wrong[rows], risk, CONFIDENCE))
+
+        return nothing, lambda: Draws(logit, label).measured(accepted, risk)
+
+    return contender
 
 
-def mapie_guarantee(columns: Columns) -> Contender:
-    """The precision of "this prediction is right" is the share of right ones among the accepted."""
-    from mapie.risk_control import BinaryClassificationController  # noqa: PLC0415
+def mapie_guarantee(risk: float) -> Callable[[Columns], Contender]:
+    """One risk for all classes: where it does not abstain, the prediction is right."""
 
-    draws = Draws(columns)
+    def contender(columns: Columns) -> Contender:
+        from mapie.risk_control import BinaryRisk, MultiClassificationLTTController  # noqa: PLC0415
 
-    def least(p: np.ndarray, right: np.ndarray) -> float | None:
-        one = BinaryClassificationController(
-            lambda x: np.column_stack([1 - x[:, 0], x[:, 0]]),
-            risk="precision",
-            target_level=1 - RISK,
-            confidence_level=CONFIDENCE,
+        logit, label = columns["train_logit"].numpy(), columns["noisy_label"].numpy()
+        p = columns["train_logit"].double().softmax(1).numpy()
+        precision = BinaryRisk(
+            risk_occurrence=lambda label, predicted: predicted.ravel() == label.ravel(),
+            risk_condition=lambda _, predicted: ~np.isnan(predicted.ravel()),
+            higher_is_better=True,
         )
-        one.calibrate(p[:, None], right.astype(int))
-        best = one.best_predict_param
-        return None if best is None else float(np.ravel(best)[0])
 
-    return nothing, lambda: draws.measured(least)
+        def accepted(rows: np.ndarray) -> np.ndarray:
+            one = MultiClassificationLTTController(
+                lambda x: x, [precision], [1 - risk], confidence_level=CONFIDENCE, classes=np.arange(p.shape[1])
+            )
+            one.calibrate(p[rows], label[rows])
+            valid = np.asarray(one.valid_predict_params)
+            return np.asarray(p.max(1) >= (valid.min() if len(valid) else np.inf))
+
+        return nothing, lambda: Draws(logit, label).measured(accepted, risk)
+
+    return contender
 
 
-# Temperature scaling, and the Laplace approximation of the last layer.
+# Temperature scaling, Venn-Abers, and the Laplace approximation of the last layer.
 
 
 def our_temperature(columns: Columns) -> Contender:
@@ -431,8 +435,30 @@ def their_temperature(columns: Columns) -> Contender:
     return lambda: one.fit(loader, progress=False), lambda: {"value": float(one.temperature[0])}
 
 
+def top_probabilities(columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of images to learn from, whether these are right, and of images to calibrate."""
+    logit, label = columns["train_logit"], columns["train_label"]
+    right = metrics.correct(logit, label).numpy()
+    return metrics.confidence(logit).numpy(), right, metrics.confidence(columns["logit"]).numpy()
+
+
+def our_venn_abers(columns: Columns) -> Contender:
+    """The single probability, which both bounds go into; lower is more uncertain."""
+    one, (top, right, new) = VennAbers(), top_probabilities(columns)
+    return lambda: one.learn_top(top, right), lambda: -one.top_probability(new)
+
+
+def their_venn_abers(columns: Columns) -> Contender:
+    """Of two classes, wrong and right."""
+    from venn_abers import VennAbers as Theirs  # noqa: PLC0415
+
+    one, (top, right, new) = Theirs(), top_probabilities(columns)
+    pairs = [np.column_stack([1 - p, p]) for p in (top, new)]
+    return lambda: one.fit(pairs[0], right.astype(int)), lambda: -one.predict_proba(pairs[1])[0][:, 1]
+
+
 def their_laplace(columns: Columns) -> Contender:
-    """The entropy of the prediction by the probit approximation."""
+    """The same information about the label, of the covariance of the logits that the peer computes."""
     from laplace import Laplace  # noqa: PLC0415
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
 
@@ -444,11 +470,16 @@ def their_laplace(columns: Columns) -> Contender:
         one.fit(loader)
         one.optimize_prior_precision()
 
-    def entropy() -> np.ndarray:
-        p = torch.cat([one(block, link_approx="probit") for block in feature.split(2048)])
-        return np.asarray(torch.special.entr(p.detach().double()).sum(1))
+    def information() -> np.ndarray:
+        parts = []
+        for block in feature.split(2048):
+            jacobians, logits = one.backend.jacobians(block)
+            p, covariance = logits.double().softmax(1), one.functional_variance(jacobians).double()
+            spread = (p * covariance.diagonal(dim1=1, dim2=2)).sum(1)
+            parts.append((spread - torch.einsum("nc,nck,nk->n", p, covariance, p)) / 2)
+        return torch.cat(parts).detach().numpy()
 
-    return fit, entropy
+    return fit, information
 
 
 FEATURES, BOTH = ("feature",), ("feature", "logit")
@@ -456,7 +487,7 @@ OOD = "pytorch-ood"
 
 
 def score_rows() -> list[Row]:
-    """Every score that both have; those that dubito does not have yet are left out by `rows`."""
+    """Every score that both have."""
     logit, wide = ("logit",), {"fits": BOTH}
     of = features_detector
     pairs: list[tuple[str, Callable[[Columns], Contender], Callable[[Columns], Contender], float, str]] = [
@@ -493,9 +524,9 @@ def score_rows() -> list[Row]:
             "pytorch-ood does not divide the scatters by the number of rows: another scale, the same order",
         ),
         ("neighbours", score("neighbours", *FEATURES, fits=FEATURES, k=50), of("KNN", k=50), 0.1, ""),
-        ("vim", score("vim", *BOTH, **wide), of("ViM"), 1, "the default dimension of the principal space may differ"),
+        ("vim", score("vim", *BOTH, **wide), of("ViM"), 1, ""),
         ("fdbd", score("fdbd", *BOTH, **wide), of("fDBD", head=True), 1, ""),
-        ("nci", score("nci", *BOTH, **wide, alpha=1e-3), of("NCI", head=True, alpha=1e-3), 1, "other scale of a term"),
+        ("nci", score("nci", *BOTH, **wide, alpha=1e-3), of("NCI", head=True, alpha=1e-3), 1, ""),
         ("react", score("react", *FEATURES, **wide), maps_detector("ReAct", fits=True), 1, ""),
         ("scale", score("scale", *BOTH, **wide), maps_detector("SCALE", percentile=0.85), 1, ""),
         ("ash", score("ash", *FEATURES, **wide), maps_detector("ASH", percentile=0.9), 1, ""),
@@ -504,13 +535,10 @@ def score_rows() -> list[Row]:
             score("nnguide", *BOTH, **wide, bank_size=None),
             of("NNGuide", head=True),
             0.1,
-            "ours counts no negative energies",
+            "where energies are not positive, ours are those of centred logits",
         ),
     ]
-    return [
-        Row(what, OOD, ours, theirs, share=share, score=what.split()[-1], why=why)
-        for what, ours, theirs, share, why in pairs
-    ]
+    return [Row(what, OOD, ours, theirs, share=share, why=why) for what, ours, theirs, share, why in pairs]
 
 
 def metric_rows() -> list[Row]:
@@ -569,6 +597,7 @@ def other_rows() -> list[Row]:
     """Neighbours, label issues, sets, guarantees, temperature, Laplace."""
     ours = score("neighbours", *FEATURES, fits=FEATURES, k=10)
     float32 = "from float32 probabilities, the peer's quantile is rounded"
+    empty = "the peer's sets lack the most likely class where it is certain; ours never do"
     return [
         Row("10th neighbour", "faiss-cpu", ours, faiss_flat, share=0.1, why="faiss rounds small distances to zero"),
         Row(
@@ -584,29 +613,55 @@ def other_rows() -> list[Row]:
         Row("label issues, CIFAR-10H, ResNet-20", "cleanlab", label_issues, confident_learning, columns="votes20"),
         Row("label issues, CIFAR-10H, ResNet-56", "cleanlab", label_issues, confident_learning, columns="votes56"),
         Row("sets, lac", "torchcp", our_sets("lac"), torchcp_sets("LAC"), why=float32),
-        Row("sets, aps", "torchcp", our_sets("aps"), torchcp_sets("APS", randomized=False), why=float32),
+        Row("sets, aps", "torchcp", our_sets("aps"), torchcp_sets("APS", randomized=False), why=empty),
+        Row(
+            "sets, raps",
+            "torchcp",
+            our_sets("raps"),
+            torchcp_sets("RAPS", penalty=PENALTY["raps"], kreg=FREE_RANKS, randomized=False),
+            why=empty,
+        ),
+        Row(
+            "sets, saps",
+            "torchcp",
+            our_sets("saps"),
+            torchcp_sets("SAPS", weight=PENALTY["saps"]),  # without lots, its calibration scores are others
+            why="the peer draws lots at the boundary",
+        ),
         Row("sets, lac", "mapie", our_sets("lac"), mapie_sets("lac")),
         Row("sets, aps", "mapie", our_sets("aps"), mapie_sets("aps"), why="MAPIE draws lots at the boundary"),
-        Row(
-            "accept under a risk",
-            "mapie",
-            our_guarantee,
-            mapie_guarantee,
-            why="MAPIE tests 100 fixed thresholds with a correction for all of them, ours the images' own in sequence",
-        ),
+        *guarantee_rows(),
         Row("temperature", "torch-uncertainty", our_temperature, their_temperature),
+        Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
         Row(
-            "last-layer Laplace, entropy",
+            "last-layer Laplace",
             "laplace-torch",
-            score("laplace", *BOTH, fits=(*BOTH, "label")),
+            score("laplace", *BOTH, fits=BOTH),
             their_laplace,
-            score="laplace",
             columns="small",
-            why="ours integrates the predictions otherwise, and recovers the last layer from the columns",
+            why="the peer makes the biases a block of their own; ours recovers the last layer from the columns",
         ),
     ]
 
 
+def guarantee_rows() -> list[Row]:
+    """At three risks, for two networks on CIFAR-10."""
+    why = "MAPIE corrects for 100 fixed thresholds, ours tests the images' own in sequence"
+    return [
+        Row(
+            f"{what}, risk {100 * risk:g} %, ResNet-{depth}",
+            "mapie",
+            our_guarantee(risk, temperature=what == "guard"),
+            mapie_guarantee(risk),
+            columns=f"votes{depth}",
+            why=why,
+        )
+        for depth in (20, 56)
+        for risk in (0.01, 0.05, 0.1)
+        for what in ("accept", "guard")
+    ]
+
+
 def rows() -> list[Row]:
-    """All whose score is registered."""
-    return [row for row in [*score_rows(), *metric_rows(), *other_rows()] if row.score is None or row.score in SCORES]
+    """All of them."""
+    return [*score_rows(), *metric_rows(), *other_rows()]

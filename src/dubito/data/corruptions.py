@@ -123,8 +123,8 @@ class Corrupted(View):
 class CorruptedCopies(View):
     """Every image once per corruption, all at one severity: what a model sees when images leave its domain.
 
-    Ids are `blur-5/ID` and so on, labels those of the images. All copies
-    by one corruption stand together, in the order of the images.
+    Ids are `blur-5/ID` and so on, labels those of the images. All copies by one corruption stand together, in the order
+    of the images.
 
     Args:
         images: RGB images; finished model inputs cannot be corrupted.

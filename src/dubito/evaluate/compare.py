@@ -102,7 +102,7 @@ def compare(
 
     >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]] * 5, label=[0, 1, 0, 1] * 5)
     >>> compare(table, resamples=50)["error_auroc"].leading
-    ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy']
+    ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy', 'gen']
     """
     check_rows(table, by="compare")
     check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
