@@ -291,7 +291,8 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperatu
 
 def _unit(z: Tensor) -> Tensor:
     """Features at length one."""
-    return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    unit: Tensor = z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return unit
 
 
 def _of_even_lengths(z: Tensor, score: scores.MahalanobisPP) -> Tensor:
