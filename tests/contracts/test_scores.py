@@ -86,7 +86,7 @@ NOT_OF_CLASSES = {"residual", "ash"}
 QUICK = {
     "head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)},
     "layer_mahalanobis": {"widths": (D, 5)},
-    "deup": {"width": 16, "recipe": Recipe(loss="log_l2", batch=50, rows=12_000)},
+    "deup": {"width": 16, "recipe": Recipe(loss="log_l2", batch=50, rows=30_000)},
     "vbll": {"epochs": 100},
 }
 """Instead of the defaults, for scores that learn for seconds, or whose column needs an explanation."""

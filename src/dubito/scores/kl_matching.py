@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.metrics.shifted import shifted
-from dubito.scores.softmax import ScoreOfSoftmax, check_two_classes
+from dubito.metrics.shifted import shifted, shifted_blocks
+from dubito.scores.softmax import check_two_classes, refuse_one_class
 from dubito.table import Table
-from dubito.types import finite_batches
+from dubito.types import Score, finite_batches
 from dubito.validate import check_rows
 
 _LOWEST = math.log(sys.float_info.min)
@@ -33,18 +33,19 @@ def kl_matching(logits: Float[Tensor, "n c"], log_typical: Float64[Tensor, "k c"
     >>> kl_matching(torch.zeros(1, 2), torch.tensor([[0.5, 0.5], [0.9, 0.1]]).double().log()).item()
     0.0
     """
-    return _divergence(*shifted(check_two_classes(logits, "kl_matching")), log_typical=log_typical)
+    _, z = shifted(check_two_classes(logits, "kl_matching"))
+    return _divergence(z, log_typical, log_typical.float().T)
 
 
 def _divergence(
-    _: Float64[Tensor, "*n"],
-    z: Float64[Tensor, "*n c"],
-    spare: Float64[Tensor, "*n c"] | None = None,
-    *,
+    z: Float64[Tensor, "n c"],
     log_typical: Float64[Tensor, "k c"],
-) -> Float64[Tensor, "*n"]:
+    coarse: Float32[Tensor, "c k"],
+    spare: Float64[Tensor, "n c"] | None = None,
+) -> Float64[Tensor, "n"]:
+    """Of logits less the largest of their row; `coarse` is log_typical, transposed."""
     part = torch.exp(z, out=spare)  # p times its sum, which no comparison of classes depends on
-    nearest = (part.float() @ log_typical.float().T).argmax(-1)
+    nearest = (part.float() @ coarse).argmax(-1)
     total = part.sum(-1)
     # Rounding may leave less than nothing where they are equal.
     return (torch.mul(part, z - log_typical[nearest], out=spare).sum(-1) / total - total.log()).clamp(min=0.0)
@@ -52,7 +53,7 @@ def _divergence(
 
 @final
 @dataclass
-class KLMatching(ScoreOfSoftmax):
+class KLMatching(Score):
     """The Kullback-Leibler divergence from the nearest of the classes' mean predictions.
 
     Attributes:
@@ -86,8 +87,8 @@ class KLMatching(ScoreOfSoftmax):
                 f"kl_matching.score: logits must be of {c} classes, as in fit; got {batch.shape('logit')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
-        return super().score_batch(batch)
-
-    def of_shifted(self, *block: Float64[Tensor, "..."]) -> Float64[Tensor, "n"]:
-        """The divergence, of logits less the largest of their row."""
-        return _divergence(*block, log_typical=self.log_typical_)
+        refuse_one_class(batch.logit, self.name)
+        u, coarse = torch.empty(len(batch), dtype=torch.float64), self.log_typical_.float().T
+        for rows, _, z, spare in shifted_blocks(batch.logit):
+            u[rows] = _divergence(z, self.log_typical_, coarse, spare)
+        return u

@@ -74,8 +74,8 @@ def logit_information(
         variances: s_k of every row.
         directions: v_k; None for one per class.
 
-    >>> logit_information(torch.zeros(1, 2), torch.tensor([[0.1, 0.3]])).item()  # (0.1 / 4 + 0.3 / 4) / 2
-    0.05
+    >>> logit_information(torch.zeros(1, 2), torch.tensor([[0.5, 1.5]])).item()  # (0.5 / 4 + 1.5 / 4) / 2
+    0.25
     """
     p = logits.double().softmax(-1)
     top = p.argmax(-1, keepdim=True)

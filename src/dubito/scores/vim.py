@@ -7,6 +7,9 @@ Wang et al. 2022: the order is that of the probability that the virtual logit ha
 of `residual.py`. Where the mean largest logit is not positive, as of some models that were trained with a sigmoid for
 every class, alpha would not be either, and a larger residual would count as more certain: fit refuses. Set alpha then,
 or use `Residual`.
+
+pytorch-ood sums second moments in float32, and so finds another subspace where eigenvalues are close to each other: of
+made-up features, 768 for 500 classes, its values are 3e-3 away from those in float64 throughout, and ours 3e-5.
 """
 
 from dataclasses import dataclass
