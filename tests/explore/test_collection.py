@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import dubito
 from dubito.errors import TableError, UnknownNameError
 from dubito.explore.collection import Collection
+from dubito.explore.inspector import Inspector
+from dubito.explore.layout import Layouts
+from dubito.explore.notes import Notes
+from dubito.explore.server import make_app
+from dubito.explore.thresholds import threshold_curve
+from dubito.guard.thresholds import NO_LIMIT
 from dubito.report.gallery import shares_below
 
 from .conftest import EVIL, network
@@ -51,6 +58,31 @@ def test_a_guard_accepts_what_it_accepts(table, model):
     assert np.isinf(collection.values("guard")[decided.novel.numpy()]).all()
     assert collection.guard_findings == decided.findings()
     assert collection.first_score == "guard"
+
+
+@pytest.mark.parametrize("per", [None, "class", "site"])
+def test_a_line_divides_what_a_guard_accepts(table, model, per):
+    """Also where there is no limit, and where thresholds are those of classes or groups, some of which are refused."""
+    predicted = table.logit.argmax(1)
+    known = table.extended(label=predicted, site=["a"] * 30 + ["b"] * 8 + ["c"] * 2)
+    settings = {"scores": ["entropy"], "novel": 0.1, "sets": False, "per": per}
+    guard = dubito.Guard.fit(model, known, risk=0.6, confidence=0.5, **settings)
+    collection = Collection(known, guard=guard)
+    u, accepted = collection.values("guard"), collection.values("accepted").astype(bool)
+    assert accepted.sum() > 0
+    assert (guard.threshold.value == NO_LIMIT) == accepted[:30].all()
+    inspector = Inspector(collection, Layouts(collection, None), Notes(None), model)
+    client = TestClient(make_app(inspector, "t", hosts=("testserver",)))
+    shown = client.get("/t/api/about").json()["guard"]
+    assert ((u <= np.float32(shown["threshold"])) == accepted).all()
+    assert shown["guarantee"] == guard.guarantee.sentence(guard.threshold.of)
+    curve = threshold_curve(u, ~accepted, np.ones(40, bool), at=shown["threshold"])
+    place = np.searchsorted(curve["thresholds"], shown["threshold"], side="right") - 1
+    assert (curve["accepted"][place], curve["errors"][place]) == (accepted.sum(), 0)
+    assert np.abs(u[np.isfinite(u)]).max() < 10  # of a size that the page can draw
+    for row in (0, 35, 39):
+        image = inspector.image(row)
+        assert image["verdict"]["verdict"] == ("accept" if accepted[row] else "abstain")
 
 
 def test_a_second_model_of_the_same_images(table, folder):

@@ -257,7 +257,8 @@ class World:
         other = dubito.Guard.fit(None, self.table, coverage=0.8, scores=["neighbours"], sets=False, novel=0)
         more: Any = {"risk": 0.6, "confidence": 0.6, "scores": ["entropy"], "missed": {1: 0.3}, "novel": 0}
         each = dubito.Guard.fit(None, self.table, per="class", sets=PredictionSets(0.5, "raps", clusters=2), **more)
-        costs = dubito.Guard.fit(None, self.table, costs=2.0 - np.eye(4), sets=PredictionSets(0.5, "saps"), **more)
+        paid = (1 - np.eye(4)) * [[1], [2], [1], [1]]
+        costs = dubito.Guard.fit(None, self.table, costs=paid, sets=PredictionSets(0.5, "saps"), **more)
         made = []
         for name, guard in (("risk", self.guard), ("coverage", other), ("class", each), ("costs", costs)):
             to = self.folder / f"guard-{name}"

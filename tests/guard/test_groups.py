@@ -86,7 +86,7 @@ def test_groups_are_what_they_are() -> None:
 def test_a_guard_of_every_class(tmp_path: Path) -> None:
     table = blobs(4000, c=4)
     table = table.rows((table.label != 3) | (torch.arange(4000) % 40 == 0))
-    guard = Guard.fit(None, table, 0.1, 0.9, per="class", novel=0.0, sets=False)
+    guard = Guard.fit(None, table, 0.1, 0.9, per="class", scores=["entropy"], novel=0.0, sets=False)
     new = blobs(3000, seed=5)
     decisions = guard.decide(new)
     predicted = new.logit.argmax(1)
@@ -134,7 +134,8 @@ def test_a_class_without_an_error_has_no_limit() -> None:
 def test_a_guard_of_every_camera() -> None:
     table = blobs(2000)
     camera = ["left", "right"] * 1000
-    guard = Guard.fit(None, table.extended(camera=camera), 0.15, 0.9, per="camera", novel=0.0, sets=False)
+    settings = {"per": "camera", "scores": ["entropy"], "novel": 0.0, "sets": False}
+    guard = Guard.fit(None, table.extended(camera=camera), 0.15, 0.9, **settings)
     new = blobs(300, seed=3)
     with pytest.raises(TableError, match="no column 'camera'"):
         guard.decide(new)

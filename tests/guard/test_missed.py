@@ -148,7 +148,7 @@ def test_everything_at_once_is_refitted_and_kept() -> None:
     """Costs in every class, and a class that is rarely missed."""
     costs = 1.0 - np.eye(4)
     costs[2] *= 3
-    settings = {"per": "class", "costs": costs, "missed": {1: 0.2}, "novel": 0.0, "sets": False}
+    settings = {"per": "class", "costs": costs, "missed": {1: 0.2}, "scores": ["entropy"], "novel": 0.0, "sets": False}
     guard = Guard.fit(None, blobs(3000, noise=1.6), 0.5, 0.8, **settings)
     refitted = guard.refit(blobs(4000, seed=8, noise=1.6))
     decisions = refitted.decide(blobs(4000, seed=9, noise=1.6))
@@ -163,7 +163,7 @@ def test_everything_at_once_is_refitted_and_kept() -> None:
 def test_costs_of_a_guard(tmp_path: Path) -> None:
     costs = 1.0 - np.eye(4)
     costs[2] *= 3  # mistaking the third class for another costs three times as much
-    guard = Guard.fit(None, blobs(5000, noise=1.4), 0.2, 0.9, costs=costs, novel=0.0, sets=False)
+    guard = Guard.fit(None, blobs(5000, noise=1.4), 0.2, 0.9, costs=costs, scores=["entropy"], novel=0.0, sets=False)
     assert guard.title().endswith("those accepted cost at most 0.2 on average (confidence 90 %).")
     new = blobs(4000, seed=7, noise=1.4)
     decisions, again = guard.decide(new), Guard.load(guard.save(tmp_path / "guard"))

@@ -107,7 +107,7 @@ def test_by_default_all_that_columns_allow() -> None:
 def test_a_head_from_the_shelf_does_not_compete_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     both, table = {"head": UncertaintyHead(), "entropy": Entropy()}, blobs(100).select("feature", "logit")
     monkeypatch.setattr(UncertaintyHead, "is_fitted", True)
-    monkeypatch.setattr("dubito.guard.selection.available_scores", lambda *_: AvailableScores(dict(both)))
+    monkeypatch.setattr("dubito.guard.selection.available_scores", lambda *_, **__: AvailableScores(dict(both)))
     assert fitted_scores(None, table, None) == (both, ["entropy"])
     assert fitted_scores(both, table, None) == (both, ["head", "entropy"])
 

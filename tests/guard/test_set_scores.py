@@ -206,7 +206,7 @@ def test_a_guard_keeps_and_recalibrates_all_kinds(tmp_path: Path) -> None:
         PredictionSets(0.8, per="site"),
         PredictionSets(0.8, "saps", clusters=2),
     ):
-        guard = Guard.fit(None, table, coverage=0.5, sets=sets, novel=0.0)
+        guard = Guard.fit(None, table, coverage=0.5, scores=["entropy"], sets=sets, novel=0.0)
         again = Guard.load(guard.save(tmp_path / "guard"))
         assert again.decide(table).sets == guard.decide(table).sets
         assert again.facts() == guard.facts()

@@ -29,7 +29,7 @@ from dubito.errors import (
 )
 from dubito.explore.inspector import Inspector
 from dubito.explore.thresholds import CONFIDENCE, risk_target, threshold_curve
-from dubito.guard import Watch
+from dubito.guard import Guard, Watch
 from dubito.guard.watch_picture import watch_figures, watch_key
 from dubito.storage import encode, parse_json
 from dubito.types import Json
@@ -104,6 +104,16 @@ def make_app(
     )
 
 
+def _shown_line(guard: Guard) -> float:
+    """Up to which float32 the page accepts: below the line, to which the next image's value may be rounded.
+
+    Not so where thresholds differ, because the line is then 0, and small differences from it are not rounded to 0.
+    """
+    if guard.groups:
+        return guard.line
+    return float(np.nextafter(np.float32(min(guard.line, _LARGEST)), np.float32(-np.inf)))
+
+
 @final
 class _Api:
     """What the page asks for; every method returns plain values, arrays or a response."""
@@ -121,7 +131,7 @@ class _Api:
             described = {
                 "guarantee": guard.guarantee.sentence(guard.threshold.of),
                 "findings": collection.guard_findings,
-                "threshold": float(np.nextafter(np.float32(min(guard.line, _LARGEST)), np.float32(-np.inf))),
+                "threshold": _shown_line(guard),
                 "score": "guard",
             }
         sets = zip(collection.sets.items(), (False, *[True] * len(collection.sets)), strict=False)
