@@ -60,8 +60,8 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert list(answer.json["scores"]) == PLAIN
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
-        "left out: temperature, neighbours, density, mahalanobis, mental, kl_matching, residual, vim, fdbd, nci, react, "
-        "scale, ash, mahalanobis_pp, nnguide, prototypes, laplace, which learn first. "
+        "left out: temperature, neighbours, density, mahalanobis, mental, kl_matching, residual, vim, fdbd, nci, "
+        "react, scale, ash, mahalanobis_pp, nnguide, prototypes, laplace, which learn first. "
         "Pass in-distribution images: --learn-from CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
