@@ -274,8 +274,8 @@ class Comparison(Result):
     @property
     def ood_choice(self) -> str | None:
         """The score for OOD images that nobody has seen: the best at corrupted copies; None without any."""
-        asked = next((one for one in self.questions if one.about == CORRUPTED), None)
-        return None if asked is None else next(iter(asked.scores))
+        copies = next((one for one in self.questions if one.about == CORRUPTED), None)
+        return None if copies is None else next(iter(copies.scores))
 
     @property
     def choice(self) -> str | None:
@@ -285,8 +285,8 @@ class Comparison(Result):
         reads logits alone before one that reads features, and then the better one. Measured times do not count: they
         differ from run to run, and the choice must not. Corrupted copies count only if there is no other question.
         """
-        asked = [one for one in self.questions if one.about != CORRUPTED] or self.questions
-        everywhere = [name for name in self.ranking if all(name in one.leading for one in asked)]
+        questions = [one for one in self.questions if one.about != CORRUPTED] or self.questions
+        everywhere = [name for name in self.ranking if all(name in one.leading for one in questions)]
         reads = {name: set(self.costs[name].reads) for name in everywhere}
         return min(reads, key=lambda name: (not reads[name] <= _ONE_PASS, len(reads[name])), default=None)
 
@@ -335,8 +335,8 @@ class Comparison(Result):
                 f"For OOD images that you have not seen: {self.ood_choice}, which separates corrupted copies of these "
                 f"images best (AUROC {best:.3f})."
             )
-        asked = [one for one in self.questions if one.about != CORRUPTED] or self.questions
-        every = "all questions" if len(asked) > 1 else "this question"
+        questions = [one for one in self.questions if one.about != CORRUPTED] or self.questions
+        every = "all questions" if len(questions) > 1 else "this question"
         if self.choice is None:
             sentences.append(f"No score could be the best on {every}: choose by what you want to find.")
         elif len(self.costs) > 1:
