@@ -122,8 +122,9 @@ def kills(place: Path, photos: Images, cluster: Cluster, chance: random.Random) 
             counts[kind] += killer.stop()
             compare(to, place / "whole", table, counts)
             print(counts, flush=True)
-    for number in range(DRIVER_KILLS):
-        to = place / f"driver-{number}"
+    runs = 0
+    while counts["driver_kills"] < DRIVER_KILLS:  # one that has ended before it is killed does not count
+        to, runs = place / f"driver-{runs}", runs + 1
         counts["driver_kills"] += kill_driver(place / "jpegs", to, cluster.address, chance)
         extract(photos, to, ON_RAY, shard_size=8)
         whole = place / "whole-folder"
