@@ -76,7 +76,7 @@ def with_top(
     """Log-probabilities with q at the predicted class, which stays the most likely one.
 
     >>> with_top(torch.tensor([[0.7, 0.2, 0.1]]).double().log(), torch.tensor([0]), torch.tensor([0.4]).double()).exp()
-    tensor([[0.4000, 0.3999..., 0.2000...]], dtype=torch.float64)
+    tensor([[0.4000, 0.4000, 0.2000]], dtype=torch.float64)
     """
     c, own = logits.shape[1], predicted[:, None]
     q = q.clamp(min=(1 + _APART) / c)
