@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test` set up what they lack and then do their job.
 PYTHON ?= python3
 DATA ?=
-PROCESSES ?= 3
+PROCESSES ?= 2
 SECONDS ?= 300
 BIN := .venv/bin
 READY := .venv/.ready
@@ -44,8 +44,7 @@ $(BROWSER): $(READY) tests/browser/install.py
 demo: $(READY)  ## score real photographs and their corrupted copies, and write a page about them
 	@$(BIN)/dubito demo --to demo
 
-# Processes of one thread each: half the time of one process with two threads, and of three on two cores, one often waits
-# for servers, browsers and clusters. loadscope: a module's set-up runs once.
+# Two processes of one thread each: half the time of one process with two threads. loadscope: a module's set-up runs once.
 test: $(READY) $(BROWSER)  ## run all tests and doctests; PROCESSES=N for more than two at once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
