@@ -1,16 +1,13 @@
 """One contender of one row of benchmarks/peers.py, in a process of its own: seconds, memory and answer.
 
-    python _peers_run.py ROW SIDE FOLDER --warm FOLDER --queries N --threads 2 --answer FILE.npy
-
-SIDE is ours or theirs. The last line is one JSON object. Memory is what resident memory grows by at most, beyond the
-columns and the imported libraries.
+Memory is what resident memory grows by at most, beyond the columns and the imported libraries.
 """
 
-import argparse
 import gc
-import json
 import os
 import warnings
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +20,49 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from threadpoolctl import threadpool_limits
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("row")
-    parser.add_argument("side", choices=("ours", "theirs"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--warm", type=Path, required=True, help="few columns for a first run that is not measured")
-    parser.add_argument("--queries", type=int, help="how many rows are scored")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--answer", type=Path, required=True, help="where an array goes")
-    options = parser.parse_args()
+def contend(
+    results: Connection,
+    name: str,
+    side: str,
+    *,
+    columns: Path,
+    warm: Path,
+    answer: Path,
+    queries: int | None,
+    threads: int,
+) -> None:
+    """Measure one side of a row, and send its seconds, megabytes and figures, or its error.
+
+    Args:
+        results: Where they are sent.
+        name: The row's.
+        side: "ours" or "theirs".
+        columns: The folder of the columns.
+        warm: A folder of few columns, for a first run that is not measured.
+        answer: The file for an answer with one number per row.
+        queries: How many rows are scored; None for all.
+        threads: How many threads it may use.
+    """
     warnings.simplefilter("ignore")
-    torch.set_num_threads(options.threads)
-    row = {one.name: one for one in rows()}[options.row]
-    with threadpool_limits(options.threads):
-        if options.warm != options.folder:
-            once(row, options.side, Columns(options.warm))
-        result, answer = measured(row, options.side, Columns(options.folder, options.queries))
-    if isinstance(answer, np.ndarray):
-        np.save(options.answer, answer)
-        ood = options.folder / "ood.npy"
-        if ood.exists():
-            result["figures"] = {"auroc": float(roc_auc_score(np.load(ood)[: len(answer)], answer))}
-    else:
-        result["figures"] = figures(answer)
-    print(json.dumps(result), flush=True)
+    torch.set_num_threads(threads)
+    row = {one.name: one for one in rows()}[name]
+    try:
+        with threadpool_limits(threads):
+            warm_up(row, side, Columns(warm))
+            result, values = measured(row, side, Columns(columns, queries))
+        result["figures"] = figures(values, columns, answer)
+    except Exception as error:  # whatever it is, the table lists it
+        result = {"error": f"{type(error).__name__}: {error}"}
+    results.send(result)
     os._exit(0)  # some peers' threads do not end by themselves
 
 
-def once(row: Row, side: str, columns: Columns) -> None:
-    """Import and compile what is imported and compiled at first use; what few rows do not allow is no failure yet."""
-    try:
+def warm_up(row: Row, side: str, columns: Columns) -> None:
+    """Compile and initialise what libraries compile and initialise at first use; errors show when it is measured."""
+    with suppress(Exception):
         fit, score = getattr(row, side)(columns)
         fit()
         score()
-    except Exception as error:  # whatever it is, the measurement will show it
-        print(f"on few rows: {type(error).__name__}: {error}")
 
 
 def measured(row: Row, side: str, columns: Columns) -> tuple[dict[str, Any], Any]:
@@ -67,44 +70,40 @@ def measured(row: Row, side: str, columns: Columns) -> tuple[dict[str, Any], Any
     fit, score = getattr(row, side)(columns)
     gc.collect()
     result: dict[str, Any] = {}
-    kept: list[Any] = []
+    answers: list[Any] = []
 
     def both() -> None:
         result["fit"] = seconds_of(fit)
         answer, result["score"] = timed(score)
-        kept.append(answer)
+        answers.append(answer)
 
     result["megabytes"] = growth_of(both, passes=1) / 1e6
-    return result, kept[0]
+    return result, answers[0]
 
 
-def figures(answer: dict[str, Any]) -> dict[str, float]:
-    """What an answer that is no array comes down to."""
-    if "inside" in answer:
-        inside, label = answer["inside"].bool(), answer["label"]
+def figures(values: Any, columns: Path, answer: Path) -> dict[str, float]:
+    """What an answer comes down to; an array is also written, to be compared with the other side's."""
+    if isinstance(values, np.ndarray):
+        np.save(answer, values)
+        ood = columns / "ood.npy"
+        return {"auroc": float(roc_auc_score(np.load(ood)[: len(values)], values))} if ood.exists() else {}
+    if "inside" in values:
+        inside, label = values["inside"].bool(), values["label"]
         covered = inside.gather(1, label[:, None])
         return {"coverage": float(covered.float().mean()), "size": float(inside.sum(1).float().mean())}
-    if "wrong" in answer:
-        wrong, flagged = answer["wrong"], answer["rows"]
-        return {
-            "flags": len(flagged),
-            "precision": float(wrong[flagged].mean()) if len(flagged) else 0.0,
-            "recall": float(wrong[flagged].sum() / wrong.sum()),
-            "average_precision": float(average_precision_score(wrong, answer["rank"]())),
-            **at_recall(wrong, answer["rank"]()),
-        }
-    return {key: float(value) for key, value in answer.items()}
+    if "wrong" in values:
+        return of_flags(values["wrong"], values["rows"], values["rank"]())
+    return {key: float(value) for key, value in values.items()}
 
 
-def at_recall(wrong: np.ndarray, rank: np.ndarray) -> dict[str, float]:
-    """Points of the precision-recall curve: the precision where so many of the wrong labels are found."""
+def of_flags(wrong: np.ndarray, flagged: np.ndarray, rank: np.ndarray) -> dict[str, float]:
+    """Precision and recall of flagged labels, and of the ranking of all labels: highest first."""
     hits = np.cumsum(wrong[np.argsort(-rank, kind="stable")])
-    places = [int(np.searchsorted(hits, share * hits[-1])) for share in (0.25, 0.5, 0.75, 0.95)]
-    shares = ("25", "50", "75", "95")
+    places = {share: int(np.searchsorted(hits, share / 100 * hits[-1])) for share in (25, 50, 75, 95)}
     return {
-        f"precision_at_recall_{share}": float(hits[at] / (at + 1)) for share, at in zip(shares, places, strict=True)
+        "flags": len(flagged),
+        "precision": float(wrong[flagged].mean()) if len(flagged) else 0.0,
+        "recall": float(wrong[flagged].sum() / wrong.sum()),
+        "average_precision": float(average_precision_score(wrong, rank)),
+        **{f"precision_at_recall_{share}": float(hits[at] / (at + 1)) for share, at in places.items()},
     }
-
-
-if __name__ == "__main__":
-    main()

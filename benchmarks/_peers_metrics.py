@@ -1,0 +1,148 @@
+"""Rows of metrics: scikit-learn's, torchmetrics' and torch-uncertainty's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from _peers_data import Columns
+from _peers_row import Contender, Row, Side, nothing
+
+from dubito import metrics
+from dubito.scores import make_score
+
+
+def figure(function: Callable[..., float], *names: str) -> Side:
+    """One number from columns."""
+
+    def contender(columns: Columns) -> Contender:
+        values = [columns[name] for name in names]
+        return nothing, lambda: {"value": float(function(*values))}
+
+    return contender
+
+
+def sklearn_metric(name: str) -> Side:
+    """One of scikit-learn's, of scores and positives."""
+
+    def contender(columns: Columns) -> Contender:
+        from sklearn import metrics as theirs  # noqa: PLC0415
+
+        u, positive = columns["million_score"].numpy(), columns["million_positive"].numpy()
+        return nothing, lambda: {"value": float(getattr(theirs, name)(positive, u))}
+
+    return contender
+
+
+def torchmetrics_metric(name: str) -> Side:
+    """One of torchmetrics', of scores and positives."""
+
+    def contender(columns: Columns) -> Contender:
+        from torchmetrics.functional import classification as theirs  # noqa: PLC0415
+
+        u, positive = columns["million_score"], columns["million_positive"].int()
+        return nothing, lambda: {"value": float(getattr(theirs, name)(u, positive))}
+
+    return contender
+
+
+def torchmetrics_ece(columns: Columns) -> Contender:
+    """Of probabilities, which are made from logits first."""
+    from torchmetrics.functional.classification import multiclass_calibration_error  # noqa: PLC0415
+
+    logit, label = columns["logit"], columns["label"]
+
+    def measured() -> dict[str, float]:
+        p = logit.softmax(1)
+        return {"value": float(multiclass_calibration_error(p, label, num_classes=p.shape[1], n_bins=15))}
+
+    return nothing, measured
+
+
+def uncertainty_metric(name: str, *names: str, softmax: bool = False, **settings: Any) -> Side:
+    """One of torch-uncertainty's, fed once."""
+
+    def contender(columns: Columns) -> Contender:
+        from torch_uncertainty.metrics import classification as theirs  # noqa: PLC0415
+
+        values = [columns[one] for one in names]
+        options = {key: (values[0].shape[1] if value == "classes" else value) for key, value in settings.items()}
+
+        def measured() -> dict[str, float]:
+            one = getattr(theirs, name)(**options)
+            first = values[0].softmax(1) if softmax else values[0]
+            one.update(first, *(value.int() if value.dtype == torch.bool else value for value in values[1:]))
+            return {"value": float(one.compute())}
+
+        return nothing, measured
+
+    return contender
+
+
+def curve(function: Callable[..., float]) -> Side:
+    """An area of ours, of logits and labels."""
+
+    def contender(columns: Columns) -> Contender:
+        table, logit, label = columns.test("logit"), columns["logit"], columns["label"]
+        most = make_score("max_probability")
+        return nothing, lambda: {"value": function(most.score(table), ~metrics.correct(logit, label))}
+
+    return contender
+
+
+def our_ece(logit: torch.Tensor, label: torch.Tensor) -> float:
+    """From logits."""
+    return metrics.ece(metrics.confidence(logit), metrics.correct(logit, label))
+
+
+def metric_rows() -> list[Row]:
+    """On a million scores, or on logits."""
+    million = ("million_score", "million_positive")
+    tu, both = "torch-uncertainty", ("logit", "label")
+    per_class = {"num_classes": "classes"}
+    listed = [
+        Row("AUROC", "scikit-learn", figure(metrics.auroc, *million), sklearn_metric("roc_auc_score")),
+        Row("AUROC", "torchmetrics", figure(metrics.auroc, *million), torchmetrics_metric("binary_auroc")),
+        Row(
+            "average precision",
+            "scikit-learn",
+            figure(metrics.average_precision, *million),
+            sklearn_metric("average_precision_score"),
+        ),
+        Row(
+            "average precision",
+            "torchmetrics",
+            figure(metrics.average_precision, *million),
+            torchmetrics_metric("binary_average_precision"),
+        ),
+        Row(
+            "FPR at 95 % TPR",
+            tu,
+            figure(metrics.fpr_at_tpr, *million),
+            uncertainty_metric("FPR95", *million, pos_label=1),
+            why="the peer takes the threshold whose TPR is nearest to 95 %, ours the first that reaches it",
+        ),
+        Row(
+            "AURC",
+            tu,
+            curve(metrics.aurc),
+            uncertainty_metric("AURC", *both, softmax=True),
+            why="the peer integrates by trapezoids, and leaves tied rows in the order that they happen to have",
+        ),
+        Row(
+            "AUGRC",
+            tu,
+            curve(metrics.augrc),
+            uncertainty_metric("AUGRC", *both, softmax=True),
+            why="the peer starts its trapezoids at the first row, and leaves tied rows in the order that they have",
+        ),
+        Row("ECE", "torchmetrics", figure(our_ece, *both), torchmetrics_ece),
+        Row(
+            "Brier",
+            tu,
+            figure(metrics.brier, *both),
+            uncertainty_metric("BrierScore", *both, softmax=True, **per_class),
+        ),
+        Row("NLL", tu, figure(metrics.nll, *both), uncertainty_metric("CategoricalNLL", *both, softmax=True)),
+    ]
+    return [replace(row, kind="Metrics") for row in listed]

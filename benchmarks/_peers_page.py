@@ -1,0 +1,124 @@
+"""The table of benchmarks/peers.py, and its page of the documentation."""
+
+from typing import Any
+
+HEAD = ("what", "peer", "images", "ours: fit + score", "theirs: fit + score", "ratio", "MB: ours, theirs", "answers")
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row while the race runs."""
+    if row["failed"]:
+        return f"{row['name']}: failed ({', '.join(row['failed'])})"
+    times = " / ".join(f"{row[side]['seconds']:.3g} s, {row[side]['megabytes']:.0f} MB" for side in ("ours", "theirs"))
+    return f"{row['name']}: {row['ratio']:.2f} ({times}; {answers(row)})"
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Of the table and of the page."""
+    both = ("ours", "theirs")
+    sides = [f"{row[side]['fit']:.3g} + {row[side]['score']:.3g} s" if side in row else "failed" for side in both]
+    memory = ", ".join(f"{row[side]['megabytes']:.0f}" if side in row else "-" for side in both)
+    ratio = f"{row['ratio']:.2f}" if "ratio" in row else "-"
+    return [row["what"], row["peer"], f"{row['scored']:,}", *sides, ratio, memory, answers(row)]
+
+
+def answers(row: dict[str, Any]) -> str:
+    """Whether answers are equal, and if not, by how much and why."""
+    if "answers" not in row:
+        return "-"
+    gap = row["answers"]
+    text = gap["verdict"]
+    if "rank_correlation" in gap and text != "equal":
+        text += f" (rank correlation {gap['rank_correlation']:.5f}, largest difference {gap['max_absolute']:.2g})"
+    elif text != "equal":
+        pairs = [(key, row["ours"]["figures"][key], value) for key, value in row["theirs"]["figures"].items()]
+        text = "; ".join(f"{key.replace('_', ' ')} {ours:.4g}, theirs {theirs:.4g}" for key, ours, theirs in pairs)
+    figures = [row[side].get("figures", {}).get("auroc") for side in ("ours", "theirs")]
+    if gap["verdict"] == "different" and None not in figures:
+        text += f"; AUROC of OOD images {figures[0]:.4f}, theirs {figures[1]:.4f}"
+    return text + (f": {row['why']}" if row["why"] and gap["verdict"] != "equal" else "")
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """In columns of one width."""
+    lines = [[*HEAD], *(cells(row) for row in results)]
+    widths = [max(len(one[place]) for one in lines) for place in range(len(HEAD) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(one, widths, strict=False)), one[-1]]) for one in lines
+    )
+
+
+def in_markdown(rows: list[dict[str, Any]]) -> str:
+    """The same as Markdown."""
+    lines = [HEAD, ["---"] * len(HEAD), *(cells(row) for row in rows)]
+    return "\n".join("| " + " | ".join(one) + " |" for one in lines)
+
+
+def page(summary: dict[str, Any]) -> str:
+    """The page of the documentation."""
+    rows = summary["rows"]
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    slower = [
+        f"- **{row['name']}**: dubito takes {row['ratio']:.2f} times as long."
+        for row in rows
+        if row.get("ratio", 0) > 1
+    ]
+    larger = [
+        f"- **{row['name']}**: the peer needs {row['theirs']['megabytes']:.0f} MB, dubito "
+        f"{row['ours']['megabytes']:.0f} MB."
+        for row in rows
+        if row.get("memory_ratio", 0) > 1 and row["ours"]["megabytes"] > 50
+    ]
+    failed = [f"- {row['name']}, {side}: {text}" for row in rows for side, text in row["failed"].items()]
+    return PAGE.format(
+        date=summary["date"],
+        versions=", ".join(f"{name} {number}" for name, number in summary["versions"].items()),
+        threads=summary["threads"],
+        repeats=summary["repeats"],
+        count=len(ratios),
+        faster=sum(ratio <= 1 for ratio in ratios),
+        tables="\n\n".join(
+            f"## {kind}\n\n{in_markdown([row for row in rows if row['kind'] == kind])}" for kind in kinds
+        ),
+        better="\n".join(slower + larger) or "In no row of this run.",
+        failed="\n".join(failed) or "Nothing.",
+    )
+
+
+PAGE = """# Compared with other libraries
+
+Several libraries compute some of what dubito computes. This page compares them: the same columns, the same number of
+threads, every run in a process of its own. It is written by `benchmarks/peers.py`:
+
+<!-- not run: installs the peers, and takes an hour -->
+```bash
+python benchmarks/peers.py --data DIR --images cifar10.npz --docs docs/peers.md
+```
+
+Measured on {date} with {threads} threads, the best of {repeats} runs or more that take turns: {versions}.
+
+dubito is as fast as the peer or faster in {faster} of {count} rows. A ratio is our seconds over the peer's: below 1,
+dubito is faster. Memory is what the process grows by, beyond the columns and the imported libraries. Columns are
+synthetic: 50,000 images of 1,000 classes with 1,280 features, of which a tenth of the scored images is
+out-of-distribution. dubito computes in float64 where the order of images depends on it; most peers compute in float32.
+
+{tables}
+
+## Where the peer is better
+
+{better}
+
+In the rows of label issues, read precision together with recall; in those of sets, coverage together with size. A
+guarantee is violated in a draw if more of the accepted images are wrong than the risk allows, which may happen in 5 %
+of 500 draws of 1,000 calibration images each; "guard" also fits a temperature to a tenth of every draw, as `Guard.fit`
+does.
+
+## What did not run
+
+{failed}
+
+## What is not compared
+
+- Probes, gradients and extraction, which need images: the peers have no cache to start from.
+"""

@@ -1,0 +1,125 @@
+"""Rows of what is fitted to labels: temperature, Venn-Abers, the last layer's posterior, predicted losses."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from _peers_data import Columns
+from _peers_row import Contender, Row, score
+
+import dubito
+from dubito import metrics
+from dubito.calibration import VennAbers
+from dubito.heads import Recipe
+
+BOTH = ("feature", "logit")
+ROWS = 100_000
+"""Rows that a head sees while it is trained."""
+
+
+def our_temperature(columns: Columns) -> Contender:
+    """By Newton's method, to nine digits."""
+    one, table = dubito.Temperature(), columns.train("logit", "label")
+    return lambda: one.fit(table), lambda: {"value": one.temperature_}
+
+
+def their_temperature(columns: Columns) -> Contender:
+    """By L-BFGS."""
+    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+    from torch_uncertainty.post_processing import TemperatureScaler  # noqa: PLC0415
+
+    one, rows = TemperatureScaler(), TensorDataset(columns["train_logit"], columns["train_label"])
+    loader = DataLoader(rows, batch_size=2048)
+    return lambda: one.fit(loader, progress=False), lambda: {"value": float(one.temperature[0])}
+
+
+def top_probabilities(columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of images to learn from, whether these are right, and of images to calibrate."""
+    logit, label = columns["train_logit"], columns["train_label"]
+    right = metrics.correct(logit, label).numpy()
+    return metrics.confidence(logit).numpy(), right, metrics.confidence(columns["logit"]).numpy()
+
+
+def our_venn_abers(columns: Columns) -> Contender:
+    """The single probability, which both bounds go into; lower is more uncertain."""
+    one, (top, right, new) = VennAbers(), top_probabilities(columns)
+    return lambda: one.learn_top(top, right), lambda: -one.top_probability(new)
+
+
+def their_venn_abers(columns: Columns) -> Contender:
+    """Of two classes, wrong and right."""
+    from venn_abers import VennAbers as Theirs  # noqa: PLC0415
+
+    one, (top, right, new) = Theirs(), top_probabilities(columns)
+    pairs = [np.column_stack([1 - p, p]) for p in (top, new)]
+    return lambda: one.fit(pairs[0], right.astype(int)), lambda: -one.predict_proba(pairs[1])[0][:, 1]
+
+
+def their_laplace(columns: Columns) -> Contender:
+    """The same information about the label, of the covariance of the logits that the peer computes."""
+    from laplace import Laplace  # noqa: PLC0415
+    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+
+    layer, feature = columns.head.requires_grad_(True), columns["feature"]
+    loader = DataLoader(TensorDataset(columns["train_feature"], columns["train_label"]), batch_size=2048)
+    one = Laplace(layer, "classification", subset_of_weights="all", hessian_structure="kron")
+
+    def fit() -> None:
+        one.fit(loader)
+        one.optimize_prior_precision()
+
+    def information() -> np.ndarray:
+        parts = []
+        for block in feature.split(2048):
+            jacobians, logits = one.backend.jacobians(block)
+            p, covariance = logits.double().softmax(1), one.functional_variance(jacobians).double()
+            spread = (p * covariance.diagonal(dim1=1, dim2=2)).sum(1)
+            parts.append((spread - torch.einsum("nc,nck,nk->n", p, covariance, p)) / 2)
+        return torch.cat(parts).detach().numpy()
+
+    return fit, information
+
+
+def wrong_auroc(columns: Columns, uncertainty: np.ndarray) -> dict[str, float]:
+    """How well an uncertainty finds wrong predictions among the images of the model's classes, and OOD images."""
+    ood, logit, label = columns["ood"], columns["logit"], columns["label"]
+    u = torch.from_numpy(uncertainty)
+    wrong = ~metrics.correct(logit[~ood], label[~ood])
+    return {"error_auroc": metrics.auroc(u[~ood], wrong), "ood_auroc": metrics.auroc(u, ood)}
+
+
+def our_head(columns: Columns) -> Contender:
+    """Trained to rank the losses by the features, in as many steps as take less time than the peer's training."""
+    logit, label = columns["train_logit"], columns["train_label"]
+    loss = torch.nn.functional.cross_entropy(logit, label, reduction="none")
+    train = dubito.Table(feature=columns["train_feature"], logit=logit, label=label, loss=loss)
+    head, table = dubito.UncertaintyHead(recipe=Recipe(rows=ROWS)), columns.test("feature")
+    return lambda: head.fit(train), lambda: wrong_auroc(columns, head.score(table).numpy())
+
+
+def their_deup(columns: Columns) -> Contender:
+    """Trained on the losses by the logits, with its defaults."""
+    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+    from torch_uncertainty.post_processing import DEUP  # noqa: PLC0415
+
+    one = DEUP("classification", model=columns.head)
+    loader = DataLoader(TensorDataset(columns["train_feature"], columns["train_label"]), batch_size=2048)
+    return lambda: one.fit(loader), lambda: wrong_auroc(columns, one(columns["feature"]).numpy())
+
+
+def posterior_rows() -> list[Row]:
+    """What is fitted to labels or losses."""
+    listed = [
+        Row("temperature", "torch-uncertainty", our_temperature, their_temperature),
+        Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
+        Row(
+            "last-layer Laplace",
+            "laplace-torch",
+            score("laplace", *BOTH, fits=BOTH),
+            their_laplace,
+            columns="small",
+            why="the peer makes the biases a block of their own; ours recovers the last layer from the columns",
+        ),
+        Row("uncertainty head, DEUP", "torch-uncertainty", our_head, their_deup, columns="small"),
+    ]
+    return [replace(row, kind="Learned from labels") for row in listed]
