@@ -80,7 +80,7 @@ def environment(folder: Path) -> Path:
     if missing:
         numbers = {**needed, **{name: version(name) for name in ("torch", "torchvision")}}
         packages = [f"{name}=={numbers[name]}" if numbers[name] else name for name in missing if name != "torchcp"]
-        install = [uv, "pip", "install", "--python", str(python)]
+        install = [uv, "pip", "install", "--compile-bytecode", "--python", str(python)]
         run([*install, *packages, "-e", str(ROOT)])
         # One of its losses depends on torchsort, which must be compiled; nothing here uses it.
         if "torchcp" in missing:

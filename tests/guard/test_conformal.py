@@ -20,13 +20,13 @@ def data(n: int, seed: int = 0, c: int = 4) -> Table:
 def test_scores_by_hand() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
     assert set_scores(logits, "lac")[0].tolist() == pytest.approx([0.8, 0.5, 0.7])
-    assert set_scores(logits, "aps")[0].tolist() == pytest.approx([1.0, 0.5, 0.8])
+    assert set_scores(logits, "aps")[0].tolist() == pytest.approx([1.0, 0.0, 0.8])
 
 
-def test_equally_likely_classes_have_the_same_score() -> None:
+def test_equally_likely_classes_have_the_same_score_unless_one_is_predicted() -> None:
     scores = set_scores(torch.tensor([[0.4, 0.2, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]]).log(), "aps")
-    assert scores[0].tolist() == pytest.approx([0.4, 1.0, 1.0, 1.0])
-    assert scores[1].tolist() == pytest.approx([1.0] * 4)
+    assert scores[0].tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0])
+    assert scores[1].tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0])
 
 
 def test_quantile_counts_the_new_image_too() -> None:

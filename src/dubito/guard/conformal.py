@@ -1,13 +1,14 @@
 """Conformal prediction sets: several classes instead of one, so that they contain the true one as often as required.
 
-    s(x, y)   lac: 1 - p_y        aps: the sum of p over all classes at least as likely as y       others: `set_scores`
+    s(x, y)   lac: 1 - p_y        aps: the sum of p over all classes at least as likely as y, but 0 for the most likely
+                                  class        others: `set_scores`
     q         the ceil((n + 1) coverage)-th smallest s(x_i, y_i) of n calibration images
-    set(x)    all y with s(x, y) <= q; but with lac also the most likely one, so that no set is empty
+    set(x)    all y with s(x, y) <= q; except with lac, that is always the most likely class, so that no set is empty
 
 For calibration images and a new one that are exchangeable, P(y in set(x)) >= coverage, whatever the model: the rank of
 the new score among n + 1 is uniform (Vovk et al. 2005). LAC is Sadinle et al. 2019: the smallest sets on average, and
 empty ones where no class is likely. APS is Romano et al. 2020: larger sets for harder images; ours does not draw lots
-at the boundary, which is safe, and somewhat larger. RAPS and SAPS are for many classes; see `set_scores`. Class-wise
+at the boundary. RAPS and SAPS are for many classes; see `set_scores`. Class-wise
 (Mondrian), there is one q per class, and the coverage holds for the images of every class by itself; with per, one per
 group of images, and it holds for those of every group; with clusters, see `clusters`. Weighted, calibration images have
 the weight w_i and a new one w, the ratio of how likely they are in the target and here; q is then the smallest score
@@ -20,18 +21,18 @@ It holds on average over calibration sets and over all images, accepted and refu
 import math
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import final, get_args
+from typing import Any, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from dubito.choices import SetMethod
 from dubito.errors import DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.guard.clusters import cluster_classes
 from dubito.guard.groups import Group, group_codes, groups_in
-from dubito.guard.set_scores import FREE_RANKS, set_scores
+from dubito.guard.set_scores import FREE_RANKS, label_scores, set_scores, sets_up_to
 from dubito.guard.thresholds import check_levels
 from dubito.metrics import wrong_predictions
 from dubito.result import plain
@@ -146,7 +147,7 @@ class PredictionSets:
                 f"has {len(table)} for it. Pass more, or choose a smaller coverage."
             )
         batches = table.batches("logit", "label")
-        own = [self._scores(batch.logit).gather(1, batch.label[:, None])[:, 0] for batch in batches]
+        own = [label_scores(batch.logit, batch.label, self.method, **self._settings) for batch in batches]
         scores, self.rows_, self._weighted = torch.cat(own), len(table), None
         if weights is not None:
             return self._fit_weighted(scores, _checked_weights(weights, table), table)
@@ -165,8 +166,9 @@ class PredictionSets:
         self._report_lacking(table)
         return self
 
-    def _scores(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-        return set_scores(logits, self.method, penalty=self.penalty, free_ranks=self.free_ranks)
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"penalty": self.penalty, "free_ranks": self.free_ranks}
 
     def _report_lacking(self, table: Table) -> None:
         """Warn of classes or groups with too few images; an error if these are all."""
@@ -238,22 +240,22 @@ class PredictionSets:
             needs = "was fitted with weights and needs those of the new images" if self.weighted else "has no weights"
             raise ValueRangeError(f"sets: {needs}. Pass weights to both fit and sets, or to neither.")
         table.require("logit", by="sets")
-        c, parts = table.shape("logit")[1], [torch.zeros(0, table.shape("logit")[1], dtype=torch.bool)]
+        c = table.shape("logit")[1]
         of_classes = self.class_wise or self.clusters > 0
         if of_classes and self.thresholds_ is not None and len(self.thresholds_) != c:
             raise TableError(
                 f"sets: {len(self.thresholds_)} classes were fitted; {table.name} has {c}. Use a table of the same "
                 f"model."
             )
-        q, start = self._quantiles(table, weights), 0
+        q, start, inside = self._quantiles(table, weights), 0, torch.empty(len(table), c, dtype=torch.bool)
         for batch in table.batches("logit"):
             rows = slice(start, start + len(batch))
-            inside = self._scores(batch.logit) <= (q if len(q) == 1 else q[rows])
-            if self.method != "lac":
-                inside.scatter_(1, batch.logit.argmax(1, keepdim=True), True)
-            parts.append(inside)
+            if of_classes:
+                inside[rows] = set_scores(batch.logit, self.method, **self._settings) <= q
+            else:
+                inside[rows] = sets_up_to(q if len(q) == 1 else q[rows], batch.logit, self.method, **self._settings)
             start = rows.stop
-        return torch.cat(parts)
+        return inside
 
     def _quantiles(self, table: Table, weights: Float64[np.ndarray, "n"] | None) -> Float64[Tensor, "r k"]:
         """(1, c) or (1, 1) for all rows, or (n, 1) where rows differ."""
@@ -305,6 +307,7 @@ class PredictionSets:
 
 
 def _checked_weights(weights: Float64[np.ndarray, "n"], table: Table) -> Float64[np.ndarray, "n"]:
+    weights = np.asarray(weights, dtype=np.float64)
     check_per_row(weights, table, by="sets", what="weights")
     if not np.isfinite(weights).all() or (len(weights) and weights.min() < 0):
         raise ValueRangeError("sets: weights must be finite numbers from 0 on. Pass a ratio of densities.")

@@ -12,7 +12,7 @@ order statistic that also guarantees a coverage. Whether an image is refused for
 so this holds with any threshold beside it. It takes `needed(alpha, 1 - delta_k)` images of the class.
 
 The threshold on the uncertainty is tested on the same images, among those without an alert. For this, tau_k is rounded
-down to one of `LEVELS` levels (0; 0.5 / 2^(j / 2); none), which misses fewer; the threshold's tests are valid for each
+down to one of `LEVELS` levels (0; 0.5 / 4^j, down to 7e-15; none), which misses fewer; the threshold's tests are valid for each
 of the levels, and have the error delta / 2 / LEVELS, so they hold for whichever is taken. The other half of delta is
 shared by the missed classes. Both rules are ours.
 """
@@ -33,8 +33,8 @@ from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice, check_number
 
-GRID = np.concatenate([[0.0], 0.5 * 2.0 ** (-np.arange(LEVELS - 2)[::-1] / 2), [np.inf]])
-"""The levels."""
+GRID = np.concatenate([[0.0], 0.5 * 4.0 ** -np.arange(LEVELS - 2.0)[::-1], [np.inf]])
+"""The levels: far apart, because probabilities of confident networks span many decades."""
 
 
 class MissedThreshold(NamedTuple):
@@ -109,7 +109,7 @@ def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: fl
 
     >>> v = np.append(np.linspace(0.01, 0.3, 30), np.full(970, np.inf))
     >>> missed_threshold(v, Missed(0, 0.03, "crack"), 0.95)  # e = 20: v_(21) = 0.21
-    0.176...
+    0.125
     """
     if len(v) < (enough := needed(missed.level, confidence)):
         raise GuardError(
