@@ -319,7 +319,7 @@ def _shares(missed: Sequence[str]) -> dict[str | int, float]:
 
 def _check_place(to: Place) -> None:
     """Raise where no guard can be written, before anything that takes long."""
-    from dubito.guard.guard import FOLDER
+    from dubito.guard.guard_folder import FOLDER
 
     FOLDER.check_place(to)
 
