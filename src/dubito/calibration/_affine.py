@@ -85,6 +85,11 @@ class AffineScaling(Calibration):
         theta = self._fitted(table, self.deviation_, self._chosen_off(halves, c))
         self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))
 
+    def parts_agree(self) -> bool:
+        """Weights and intercepts of as many classes as there are."""
+        c = self.classes_
+        return tuple(self.weight_.shape) in ((c,), (c, c)) and tuple(self.bias_.shape) == (c,)
+
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of softmax(W x + b)."""
         x = self.inputs(logits.double()) / self.temperature_

@@ -102,7 +102,8 @@ def load_calibration(path: str | Place) -> Calibration:
             raise ValueError(f"it holds {', '.join(sorted(learned)) or 'nothing'} for a method of that name")
         for name, value in learned.items():
             setattr(method, name, value)
-        method.classes_ = int(notes["classes"])
+        method.classes_ = notes["classes"]
+        method.check_learned()
         method.provenance_ = Provenance.from_json(notes["provenance"], saved)
     return method
 
