@@ -101,8 +101,8 @@ class ClassWiseIsotonic(Calibration):
         starts, shape = self.starts_, (len(self.values_),)
         if self.knots_.shape != shape or self.values_.shape != shape or starts.shape != (self.classes_ + 1,):
             return False
-        rising = starts[0] == 0 and starts[-1] == len(self.values_) and bool((starts.diff() > 0).all())
-        return rising and bool((self.values_ >= 0).all())
+        ends = (int(starts[0]), int(starts[-1]))
+        return ends == (0, *shape) and bool((starts.diff() > 0).all()) and bool((self.values_ >= 0).all())
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the normalised values."""
