@@ -55,7 +55,7 @@ class AffineScaling(Calibration):
         temperature_: T, once fitted.
         weight_: (c), or (c, c) with the diagonal, of inputs divided by T.
         bias_: (c).
-        deviation_: s, given or chosen.
+        deviation_: s, as set or chosen.
     """
 
     deviation: float | None = None
@@ -144,15 +144,15 @@ class AffineScaling(Calibration):
             "ftol": 1e-13 if exact else 1e-8,
         }
         first = centre if start is None else start
-        found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-        if found.status == 1:
+        optimum = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+        if optimum.status == 1:
             warnings.warn(
                 f"{self.name}.fit: {self.steps} steps did not suffice on {n} rows of {c} classes; the largest slope "
-                f"is {np.abs(found.jac).max():.1g}. Raise steps, or lower the standard deviations.",
+                f"is {np.abs(optimum.jac).max():.1g}. Raise steps, or lower the standard deviations.",
                 DubitoWarning,
                 stacklevel=5,
             )
-        return np.asarray(found.x)
+        return np.asarray(optimum.x)
 
     def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "b c"], Int64[Tensor, "b"]]]:
         dtype = torch.float64 if table.shape("logit")[1] <= EXACT else torch.float32

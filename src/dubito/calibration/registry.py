@@ -109,7 +109,7 @@ def load_calibration(path: str | Place) -> Calibration:
 
 
 def _text(value: Any) -> Any:
-    """JSON has no infinity."""
+    """Infinity as text, because JSON has none."""
     return "inf" if value == float("inf") else value
 
 

@@ -46,7 +46,7 @@ _LAYER_BATCHES = 10
 _EXACT = 1e-3
 """Share of the logits' deviation that a recovered layer may miss: half precision costs about as much."""
 
-Found = TypeVar("Found")
+AnyPart = TypeVar("AnyPart")
 
 
 class Missing(NamedTuple):
@@ -110,7 +110,7 @@ class Parts:
     seed: int
     missing: dict[str, Missing] = field(default_factory=dict)
 
-    def attempt(self, part: str, lacks: str | None, compute: Callable[[], Found]) -> Found | None:
+    def attempt(self, part: str, lacks: str | None, compute: Callable[[], AnyPart]) -> AnyPart | None:
         """The part, unless it lacks something, or an error says why it cannot be computed."""
         if lacks is not None:
             self.missing[part] = Missing(lacks)
