@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 import dubito
 from dubito.errors import GuardError, TableError, ValueRangeError
-from dubito.guard import Guarantee, Guard
+from dubito.guard import Guarantee, Guard, PredictionSets
 from dubito.guard.groups import group_codes, group_thresholds, groups_in, limits
 from dubito.guard.thresholds import NO_LIMIT, needed, risk_threshold
 from dubito.table import Table
@@ -146,8 +146,26 @@ def test_a_guard_of_every_camera() -> None:
     assert torch.equal(left.accept[:100], decisions.accept[:100])
     refitted = guard.refit(blobs(1500, seed=9).extended(camera=["above"] * 1500))
     assert [one.group for one in refitted.groups] == ["above"]
-    with pytest.raises(GuardError, match="group goes with a guarantee for every group"):
+    with pytest.raises(GuardError, match="group goes with a guarantee or prediction sets for every group"):
         Guard.fit(None, table, 0.15, sets=False)(new, group="left")
+
+
+def test_prediction_sets_of_every_camera_take_the_group_of_images() -> None:
+    """Labels of the left camera are always the predicted class, so that its sets are smaller."""
+    table, camera = blobs(2000), ["left", "right"] * 1000
+    table.label[::2] = table.logit.argmax(1)[::2]
+    table = table.extended(camera=camera, site=["here"] * 2000)
+    settings = {"scores": ["entropy"], "novel": 0.0, "sets": PredictionSets(per="camera")}
+    new, guard = blobs(300, seed=3), Guard.fit(None, table, 0.15, **settings)
+    left, right = guard(new, group="left"), guard(new, group="right")
+    assert left.sets == guard.decide(new.extended(camera=["left"] * 300)).sets
+    assert sum(map(len, left.sets)) < sum(map(len, right.sets))
+    assert torch.equal(left.accept, right.accept)
+    assert guard.group_columns == ("camera",)
+    both = Guard.fit(None, table, 0.15, per="camera", **settings)
+    assert both(new, group="left").sets == left.sets
+    with pytest.raises(GuardError, match="this guard needs two: columns 'site' and 'camera'"):
+        Guard.fit(None, table, 0.15, per="site", **settings)(new, group="left")
 
 
 def test_what_does_not_go_together() -> None:

@@ -113,6 +113,20 @@ def test_a_guard_with_a_missed_class(tmp_path: Path) -> None:
     assert again.refit(draw(4000, np.random.default_rng(5))).missed[0].of > 600
 
 
+def test_images_with_an_alert_are_not_counted_as_novel() -> None:
+    """Refused are both, and only the density makes an image novel."""
+    settings = {"missed": {1: 0.05}, "sets": False, "scores": ["entropy"]}
+    table = blobs(4000, noise=1.6)
+    guard = Guard.fit(None, table, 0.3, **settings)
+    density, gate = guard.calibration.density, guard.selection.gate
+    assert density is not None
+    assert guard.rows["novel"] == (density > gate).sum() > 0
+    assert np.isinf(guard.calibration.uncertainty).sum() > guard.rows["novel"] + 20  # alerts
+    assert Guard.fit(None, table, 0.3, novel=0.0, **settings).rows["novel"] == 0
+    new = blobs(2000, seed=1, noise=1.6)
+    assert guard.refit(new).rows["novel"] == guard.decide(new).novel.sum()
+
+
 def test_names_of_missed_classes() -> None:
     classes = ["ok", "crack, fissure"]
     for key in ("crack", "crack, fissure", 1):

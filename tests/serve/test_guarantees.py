@@ -10,6 +10,7 @@ import torch
 
 import dubito
 from dubito.errors import GuardError
+from dubito.guard import PredictionSets
 from dubito.serve import ServiceLimits, serve
 
 from .conftest import files, network, pictures, pixels
@@ -39,7 +40,8 @@ def table(model: Any, tmp_path_factory: pytest.TempPathFactory) -> dubito.Table:
 
 
 def fitted(model: Any, table: dubito.Table, **settings: Any) -> dubito.Guard:
-    return dubito.Guard.fit(model, table, confidence=0.6, scores=["entropy"], novel=0.0, sets=False, **settings)
+    usual: dict[str, Any] = {"confidence": 0.6, "scores": ["entropy"], "novel": 0.0, "sets": False}
+    return dubito.Guard.fit(model, table, **usual | settings)
 
 
 def rare_class(table: dubito.Table) -> str:
@@ -98,6 +100,7 @@ def test_a_watch_goes_on_with_a_guard_of_classes(model: Any, table: dubito.Table
 
 
 def test_groups_of_images_are_not_in_a_request(model: Any, table: dubito.Table) -> None:
-    guard = fitted(model, table.extended(site=["a", "b"] * 300), risk=0.3, per="site")
-    with pytest.raises(GuardError, match="a request does not state the group of its images"):
-        serve(guard, port=0)
+    sites = table.extended(site=["a", "b"] * 300)
+    for settings in ({"per": "site"}, {"sets": PredictionSets(per="site")}):
+        with pytest.raises(GuardError, match="for every group of 'site', and a request does not state the group"):
+            serve(fitted(model, sites, risk=0.3, **settings), port=0)

@@ -65,10 +65,10 @@ class CalibratedThresholds(NamedTuple):
         )
         return cls(calibration, *fit_thresholds(guarantee, selection, calibration, rules.groups, rows, by=by), missed)
 
-    @property
-    def novel(self) -> int:
-        """How many calibration images are refused as novel, or because a class must not be missed."""
-        return int(np.isinf(self.calibration.uncertainty).sum())
+    def novel(self, gate: float | None) -> int:
+        """How many calibration images are refused as novel: their density is above the gate."""
+        density = self.calibration.density
+        return 0 if gate is None or density is None else int((density > gate).sum())
 
 
 def observe(

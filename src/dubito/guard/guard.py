@@ -180,7 +180,7 @@ class Guard(Result):
             sets=fitted_sets(sets, calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
             provenance=provenance,
-            rows={"table": len(table), **rows, "novel": thresholds.novel},
+            rows={"table": len(table), **rows, "novel": thresholds.novel(selection.gate)},
             model=model,
             probes=probes,
             costs=matrix,
@@ -250,7 +250,12 @@ class Guard(Result):
         return replace(
             self,
             sets=fitted_sets((has_labels and self.sets) or False, table, labelled=has_labels),
-            rows={**self.rows, "table": len(table), "calibrate": len(table), "novel": thresholds.novel},
+            rows={
+                **self.rows,
+                "table": len(table),
+                "calibrate": len(table),
+                "novel": thresholds.novel(self.selection.gate),
+            },
             **thresholds._asdict(),
         )
 
@@ -260,8 +265,8 @@ class Guard(Result):
         Args:
             images: Whatever `dubito.open_images` takes, or a table. A path or URL of an image, a Pillow image, an array
                 (h, w, 3) or an input (3, h, w) is one image, anything else is many.
-            group: The group of all these images, such as their camera, where the guarantee holds for every group. For
-                images of several groups, decide on a table that has the column.
+            group: The group of all these images, such as their camera, where the guarantee or prediction sets hold for
+                every group. For images of several groups, decide on a table that has the column.
         """
         decisions, single = self.decide_images(images, group=group)
         return decisions[0] if single else decisions
@@ -277,9 +282,18 @@ class Guard(Result):
         """A table whose rows are all of one group, if there is one."""
         if group is None:
             return table
-        if self.guarantee.per in (None, CLASS):
-            raise GuardError("guard: group goes with a guarantee for every group, and this one has none. Leave it out.")
-        return table.extended(**{str(self.guarantee.per): [group] * len(table)})
+        columns = self.group_columns
+        if not columns:
+            raise GuardError(
+                "guard: group goes with a guarantee or prediction sets for every group, and this guard has neither. "
+                "Leave it out."
+            )
+        if len(columns) > 1:
+            raise GuardError(
+                f"guard: group is one group, and this guard needs two: columns {' and '.join(map(repr, columns))}. "
+                f"Decide on a table that has both: guard.decide(guard.predict(images).extended(...))."
+            )
+        return table.extended(**{columns[0]: [group] * len(table)})
 
     def stream(self, images: Any, *, batch: int = 64, watch: Watch | None = None) -> Iterator[Verdict]:
         """Verdicts of images one after the other: a few are in memory at a time, however many there are.
@@ -371,6 +385,13 @@ class Guard(Result):
         """The columns that its scores read."""
         scores = self.selection.scores.values()
         return tuple(dict.fromkeys(column for score in scores for column in ("logit", *score.needs)))
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns with groups of images that it reads, for its guarantee and its prediction sets."""
+        of_guarantee = None if self.guarantee.per == CLASS else self.guarantee.per
+        of_sets = None if self.sets is None else self.sets.per
+        return tuple(dict.fromkeys(filter(None, (of_guarantee, of_sets))))
 
     @property
     def fingerprint(self) -> str:

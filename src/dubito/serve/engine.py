@@ -24,7 +24,6 @@ from dubito.cache.runner import kept_memory
 from dubito.data.image_set import ImageSet, hash_bytes
 from dubito.errors import BrokenImageError, GuardError
 from dubito.guard import Decisions, Guard, Verdict, Watch, WatchReport
-from dubito.guard.thresholds import CLASS
 from dubito.models.from_onnx import OnnxNetwork
 from dubito.result import plain
 from dubito.search import SafeIndex
@@ -93,10 +92,11 @@ class Engine:
         watch: Watch | None = None,
         **batching: Any,
     ) -> None:
-        if guard.guarantee.per not in (None, CLASS):
+        if guard.group_columns:
             raise GuardError(
-                f"serve: this guard has a threshold for every group of '{guard.guarantee.per}', and a request does not "
-                f"state the group of its images. Fit a guard with per='class', or without per."
+                f"serve: this guard has a threshold or prediction sets for every group of '{guard.group_columns[0]}', "
+                f"and a request does not state the group of its images. Fit a guard with per='class', or without per, "
+                f"and its prediction sets without per."
             )
         if guard.model is None:
             raise GuardError("serve: images need the model. Load it with the guard: Guard.load(path, model).")
