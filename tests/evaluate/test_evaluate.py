@@ -395,9 +395,11 @@ def test_both_kinds():
 
 
 def test_further_calibration_errors_are_computed_on_request(table):
-    further = ["adaptive_ece", "smooth_ece", "top_label_ece"]
-    assert not {*further} & evaluate({"u": Entropy()}, table, **QUICK).model.keys()
-    found = evaluate({"u": Entropy()}, table, metrics=further, **QUICK).model
+    further = ["adaptive_ece", "smooth_ece", "top_label_ece", "class_wise_ece", "bucket_calibration_error"]
+    usual = evaluate({"u": Entropy()}, table, **QUICK)
+    assert not {*further} & (usual.model.keys() | usual["u"].keys())
+    evaluation = evaluate({"u": Entropy()}, table, metrics=further, **QUICK)
+    found = evaluation.model
     q, right, predicted = (
         metrics.confidence(table.logit),
         metrics.correct(table.logit, table.label),
@@ -406,3 +408,8 @@ def test_further_calibration_errors_are_computed_on_request(table):
     assert found["smooth_ece"].value == metrics.smooth_ece(q, right)
     assert found["top_label_ece"].value == metrics.top_label_ece(q, right, predicted)
     assert found["adaptive_ece"].low <= found["adaptive_ece"].value <= found["adaptive_ece"].high
+    assert found["class_wise_ece"] == metrics.interval(metrics.class_wise_ece, table.logit, table.label, **QUICK)
+    of_u = evaluation["u"]["bucket_calibration_error"]
+    assert of_u.value == metrics.bucket_calibration_error(Entropy().score(table), q, right)
+    assert of_u.low <= of_u.value <= of_u.high
+    assert evaluation.metrics == ["bucket_calibration_error"]

@@ -56,6 +56,8 @@ _METRICS: Mapping[str, tuple[Any, ...]] = {
     "adaptive_ece": ("adaptive ECE", measures.adaptive_ece, "confidence", "correct"),
     "smooth_ece": ("smooth ECE", measures.smooth_ece, "confidence", "correct"),
     "top_label_ece": ("top-label ECE", measures.top_label_ece, "confidence", "correct", "predicted"),
+    "class_wise_ece": ("class-wise ECE", measures.class_wise_ece, "logit", "label"),
+    "bucket_calibration_error": ("bucket cal. error", measures.bucket_calibration_error, "u", "confidence", "correct"),
 }
 """Heading, function and columns of every metric; those without column "u" are the model's own."""
 TITLES = {name: title for name, (title, *_) in _METRICS.items()}
@@ -69,7 +71,7 @@ ErrorsAtCoverage = dict[float, float]
 SHARED_WITH_OOD = "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two."
 _OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
-_ON_REQUEST = {"adaptive_ece", "smooth_ece", "top_label_ece"}
+_ON_REQUEST = {"adaptive_ece", "smooth_ece", "top_label_ece", "class_wise_ece", "bucket_calibration_error"}
 """Computed where they are named: every one more would make each evaluation longer."""
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
 _COLOURS = 10
@@ -97,8 +99,9 @@ def evaluate(
         table: Images of the classes that the model was trained for.
         ood: Out-of-distribution images. They need scores, not arrays.
         metrics: Names in TITLES; those that the columns allow are computed. Default: all but the calibration errors
-            adaptive_ece, smooth_ece and top_label_ece. Without r_auroc and recall_at_1 there is no search for
-            neighbours, whose time grows with n².
+            adaptive_ece, smooth_ece, top_label_ece, class_wise_ece (which takes long with many classes) and
+            bucket_calibration_error. Without r_auroc and recall_at_1 there is no search for neighbours, whose time
+            grows with n².
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
@@ -381,6 +384,8 @@ def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
         columns = dict(zip(("confidence", *per_row), map(torch.cat, zip(*parts, strict=True)), strict=True))
         if "top_label_ece" in chosen:
             columns["predicted"] = torch.cat([batch.logit.argmax(1) for batch in table.batches("logit")])
+        if "class_wise_ece" in chosen:
+            columns |= {"logit": table.logit, "label": table.label}
         columns["wrong"] = ~columns["correct"]
     if "feature" in table and "label" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
         columns["matches"] = measures.neighbour_matches(table.column("feature"), table.label)
