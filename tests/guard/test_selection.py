@@ -3,7 +3,7 @@ import inspect
 import pytest
 import torch
 
-from dubito.errors import DubitoError, GuardError, TableError
+from dubito.errors import DubitoError, GuardError, MissingColumnError, TableError
 from dubito.guard.selection import Roles, fitted_scores, select_scores, split
 from dubito.scores import (
     Density,
@@ -52,6 +52,21 @@ def test_a_tenth_is_for_reference_and_the_rest_calibrates() -> None:
     assert [len(part) for part in split(blobs(300), seed=0)] == [40, 260]  # at least 40 ...
     assert [len(part) for part in split(blobs(100), seed=0)] == [20, 80]  # ... if a fifth suffices
     assert selected(None)[1] == {"train": 0, "reference": 40, "calibrate": 160}
+
+
+def test_a_score_that_needs_more_than_the_reference_images_asks_for_train() -> None:
+    """Sixty of six hundred rows recover no layer of a hundred features."""
+    draw = torch.Generator().manual_seed(0)
+    feature, weight = torch.randn(1200, 100, generator=draw), torch.randn(100, 3, generator=draw)
+    table = Table(feature=feature, logit=feature @ weight, label=torch.arange(1200) % 3, name="vit")
+    few, train = table.rows(slice(600)), table.rows(slice(600, 1200))
+    with pytest.raises(GuardError, match=r"Of the 600 images of vit, scores learn from the 60 reference.* Pass train="):
+        select_scores(few, ["vim"], None, labelled=True, novel=0.0, seed=0)
+    with pytest.raises(GuardError, match=r"k must be .* Pass train="):
+        select_scores(few, [Neighbours(k=61)], None, labelled=True, novel=0.0, seed=0)
+    assert select_scores(few, ["vim"], train, labelled=True, novel=0.0, seed=0)[2]["train"] == 600
+    with pytest.raises(MissingColumnError, match="feature"):
+        select_scores(few.select("logit", "label"), ["vim"], None, labelled=True, novel=0.0, seed=0)
 
 
 def test_scores_are_compared_by_what_they_have_not_learned_from() -> None:

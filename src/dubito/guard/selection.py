@@ -13,7 +13,7 @@ import contextlib
 import copy
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -24,7 +24,15 @@ from jaxtyping import Bool, Float64
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from dubito.errors import ArtefactError, DubitoError, DubitoWarning, GuardError
+from dubito.errors import (
+    ArtefactError,
+    DubitoError,
+    DubitoWarning,
+    GuardError,
+    MissingColumnError,
+    TableError,
+    UnlabelledError,
+)
 from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
 from dubito.metrics import wrong_predictions
@@ -212,7 +220,8 @@ def select_scores(
     if train is not None:
         check_disjoint(table, train, by="Guard.fit", what="train", harm=_MEMORISED, error=GuardError)
     gated = novel > 0 and "feature" in table and len(reference) >= _FEWEST_TO_GATE
-    fitted, candidates = fitted_scores(chosen, reference, train, novelty=gated)
+    with _few_to_learn_from(table, reference) if train is None else contextlib.nullcontext():
+        fitted, candidates = fitted_scores(chosen, reference, train, novelty=gated)
     values: dict[str, Tensor] = {}
     if train is None and len(reference) >= _FOLDS and any(score.learned for score in fitted.values()):
         values = _cross_fitted(reference, chosen, novelty=gated, seed=seed)
@@ -230,6 +239,21 @@ def select_scores(
         )
     rows = {"train": 0 if train is None else len(train), "reference": len(reference), "calibrate": len(calibrate)}
     return selection, calibrate, rows
+
+
+@contextlib.contextmanager
+def _few_to_learn_from(table: Table, reference: Table) -> Iterator[None]:
+    """Errors of scores that find a table too small, with the reason: they see the reference images alone."""
+    try:
+        yield
+    except (MissingColumnError, UnlabelledError):
+        raise
+    except TableError as error:
+        raise GuardError(
+            f"Guard.fit: {error} Of the {len(table)} images of {table.name}, scores learn from the {len(reference)} "
+            f"reference images; the others calibrate. Pass train=..., a table of other images to learn from, such as "
+            f"the model's training images."
+        ) from error
 
 
 def fitted_scores(
