@@ -83,6 +83,8 @@ CROSSES_ZERO = {"vim"}
 """Scores whose values are differences, so that rounding is relative to the larger ones."""
 NOT_OF_CLASSES = {"residual", "ash"}
 """Scores to which a tie of classes means nothing, or not with eight features, of which one is kept."""
+OF_DIRECTIONS = {"neighbours", "mahalanobis_pp", "layer_mahalanobis", "nnguide", "prototypes"}
+"""Scores of features at length one, which zeros do not have."""
 QUICK = {
     "head": {"width": 64, "recipe": Recipe(batch=50, rows=12_000)},
     "layer_mahalanobis": {"widths": (D, 5)},
@@ -235,6 +237,20 @@ def test_rows_do_not_know_of_each_other(fitted):
     table = data(200, seed=1)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(3))
     assert close(fitted.score(table.rows(order)), fitted.score(table)[order], fitted)
+
+
+def test_a_row_of_zeros_has_a_finite_value_and_changes_no_other(fitted):
+    """Dead units: of one image in a batch, every feature is zero."""
+    table = data(40, seed=1)
+    dead = {name: table.whole(name).clone() for name in ("feature", "layers")}
+    for column in dead.values():
+        column[7] = 0
+    u, expected = fitted.score(table.extended(**dead)), fitted.score(table)
+    assert bool(u.isfinite().all())
+    others = torch.arange(40) != 7
+    assert close(u[others], expected[others], fitted)
+    if fitted.name in OF_DIRECTIONS:
+        assert float(u[7]) == float(u.max())
 
 
 def test_batches_do_not_matter(fitted, monkeypatch):

@@ -289,18 +289,17 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperatu
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 
-def _unit(z: Tensor) -> Tensor:
-    """Features at length one."""
-    unit: Tensor = z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+def _unit(z: Tensor, power: float = 1.0) -> Tensor:
+    """Features divided by their length to a power; zeros stay zeros."""
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    unit: Tensor = z / norm.masked_fill(norm == 0, 1.0) ** power
     return unit
 
 
 def _of_even_lengths(z: Tensor, score: scores.MahalanobisPP) -> Tensor:
     """As `MahalanobisPP.score_batch`."""
-    lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    distances: Tensor = score.gaussians.distances(
-        z * (score.length_ / lengths) ** score.power_, relative=score.relative
-    )
+    z = _unit(z, score.power_) * score.length_**score.power_
+    distances: Tensor = score.gaussians.distances(z, relative=score.relative)
     return distances
 
 

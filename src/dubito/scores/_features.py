@@ -103,6 +103,17 @@ def lengths(feature: Float[Tensor, "n d"], by: str) -> Float[Tensor, "n"]:
     return norm
 
 
+def unit(feature: Float[Tensor, "n d"], power: float = 1.0) -> Float[Tensor, "n d"]:
+    """Rows divided by their length to a power; a row of zeros, as dead units leave it, has no direction and stays zero.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double()).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    norm = torch.linalg.vector_norm(feature, dim=-1, keepdim=True)
+    divided: Tensor = feature / norm.masked_fill(norm == 0, 1.0) ** power
+    return divided
+
+
 def unit_bank(table: Table, rows: Int64[Tensor, "b"] | None, by: str) -> Float[Tensor, "b d"]:
     """Some rows of a table, all by default, at length one in float32."""
     size = len(table) if rows is None else len(rows)

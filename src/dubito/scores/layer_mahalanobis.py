@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.scores._features import ScoreOfFeatures, classes_of, held_out, with_held_out
+from dubito.scores._features import ScoreOfFeatures, classes_of, held_out, unit, with_held_out
 from dubito.scores.gaussians import squared_distances
 from dubito.scores.mahalanobis import ClassScatter
 from dubito.scores.mahalanobis_pp import scaled
@@ -80,10 +80,10 @@ class LayerMahalanobis(ScoreOfFeatures):
         scatters = [ClassScatter(len(classes), width) for width in widths]
         logs = torch.zeros(len(widths), dtype=torch.float64)
         for z, label, held in with_held_out(table, classes, out, by=by, column="layers"):
-            for number, part in enumerate(torch.split(z[~held], widths, dim=1)):
+            for number, part in enumerate(torch.split(z, widths, dim=1)):
                 rows, lengths = scaled(part, self.power, f"{by}: layer {number}")
-                scatters[number].add(rows, label[~held])
-                logs[number] += lengths.sum()
+                scatters[number].add(rows[~held], label[~held])
+                logs[number] += lengths[~held].sum()
         self.lengths_ = (logs / int((~out).sum())).exp() if self.power else torch.ones_like(logs)
         fitted = [
             scatter.gaussians(
@@ -112,9 +112,8 @@ class LayerMahalanobis(ScoreOfFeatures):
         pairs = zip(torch.split(z, widths, dim=1), torch.split(self.means_, widths, dim=1), strict=True)
         columns = []
         for number, (part, means) in enumerate(pairs):
-            rows, _ = scaled(part, self.power, f"layer_mahalanobis: layer {number}")
             factor = factors[number].view(widths[number], widths[number])
-            rows = rows * self.lengths_[number] ** self.power
+            rows = unit(part, self.power) * self.lengths_[number] ** self.power
             columns.append(squared_distances(rows, means, factor).amin(1))
         return torch.stack(columns, dim=1)
 

@@ -7,7 +7,7 @@ Mueller & Hein 2025 (Mahalanobis++) use power 1, length one: MDS++, and with rel
 more from image to image, and from class to class, than Gaussians with one covariance allow, and shorter features, as
 OOD images have, would be nearer to all means. Power 0 is the classical distance. s, ours, is the geometric mean of the
 lengths in fit: one factor for all rows, which changes no order, but keeps features in the units in which
-`regularisation` is stated.
+`regularisation` is stated. z' = 0 where z = 0, which is refused in fit, as it has no direction.
 
 power="choose" takes the power with the smallest area under the risk-coverage curve on a fifth of the rows, held out:
 the risk is that the nearest class is not the label, the coverage that of small u. So it asks of in-distribution rows
@@ -25,7 +25,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from dubito.metrics import aurc
-from dubito.scores._features import classes_of, held_out, labelled, lengths, with_held_out
+from dubito.scores._features import classes_of, held_out, labelled, lengths, unit, with_held_out
 from dubito.scores.gaussians import squared_distances
 from dubito.scores.mahalanobis import ClassGaussians, ClassScatter, ScoreOfGaussians
 from dubito.table import Table
@@ -92,8 +92,8 @@ class MahalanobisPP(ScoreOfGaussians):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
         self.check_width(batch, self.means_.shape[1])
-        z, _ = scaled(batch.feature, self.power_, "mahalanobis_pp.score")
-        return self.gaussians.distances(z * self.length_**self.power_, relative=self.relative)
+        z = unit(batch.feature.double(), self.power_) * self.length_**self.power_
+        return self.gaussians.distances(z, relative=self.relative)
 
     def _fitted(
         self, rows: Iterable[tuple[Tensor, Tensor]], power: float, c: int, d: int

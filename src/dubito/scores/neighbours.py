@@ -2,7 +2,8 @@
 
     u(x) = || z/||z|| - z_(k)/||z_(k)|| ||_2,   z_(k) the k-th nearest of a bank in cosine similarity
 
-Sun et al. 2022; exact search by faiss, batch by batch.
+Sun et al. 2022; exact search by faiss, batch by batch. A feature of zeros has no direction: z/||z|| is then taken as
+zero, and u = 1, as far as a cosine of one half.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.scores._features import ScoreOfFeatures, drawn, lengths, unit_bank
+from dubito.scores._features import ScoreOfFeatures, drawn, unit, unit_bank
 from dubito.table import Table
 from dubito.validate import check_number, check_seed
 
@@ -70,8 +71,7 @@ class Neighbours(ScoreOfFeatures):
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="neighbours.score", what="k", whole=True, hint=hint, error=TableError)
-        feature = batch.feature
-        return kth_distance(feature / lengths(feature, "neighbours.score")[:, None], self.bank_, self.k)
+        return kth_distance(unit(batch.feature), self.bank_, self.k)
 
 
 def neighbours_among(table: Table, k: int = 10) -> Neighbours:

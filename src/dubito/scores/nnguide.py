@@ -13,6 +13,8 @@ would call the strangest image the most familiar. So:
 - u = -(e+ g+ + e- + g-), with positive parts e+, g+ and negative parts e-, g- (zero or less). It is the paper's where
   both are positive, continuous, and never grows with the energy or the guidance.
 
+A feature of zeros has no direction: its cosines are taken as 0, and so is its guidance.
+
 The paper draws 1 % of ImageNet's training images for the bank, 12,812; the default here is 10,000 at most.
 """
 
@@ -24,7 +26,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.scores._features import ScoreOfFeatures, drawn, lengths, unit_bank
+from dubito.scores._features import ScoreOfFeatures, drawn, unit, unit_bank
 from dubito.table import Table
 from dubito.types import check_finite
 from dubito.validate import check_number, check_seed
@@ -94,7 +96,7 @@ class NNGuide(ScoreOfFeatures):
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="nnguide.score", what="k", whole=True, hint=hint, error=TableError)
-        z = (batch.feature / lengths(batch.feature, "nnguide.score")[:, None]).float()
+        z = unit(batch.feature).float()
         nearest, _ = faiss.knn(z.contiguous().numpy(), self.bank_.numpy(), self.k, metric=faiss.METRIC_INNER_PRODUCT)
         guidance = torch.from_numpy(nearest).double().mean(1)
         return guided_energy(energies(batch.logit, centred=self.centred_), guidance)

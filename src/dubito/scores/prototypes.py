@@ -5,7 +5,7 @@
     B   = (sum_c n_c ||m_c - m||^2 / (c - 1) - W) / n_0                        spread of the classes' true means
     l_c = B / (B + W / n_c),    mu_c = m + l_c (m_c - m)                       prototype
     t_c = W (1 + l_c / n_c)                                                    typical squared distance
-    u(x) = min_c ||z' - mu_c||^2 / t_c
+    u(x) = min_c ||z' - mu_c||^2 / t_c                                         z' = 0 where z = 0
 
 A mean of few images is noisy by W / n_c. Under Gaussians, mu_c is its best estimate: the empirical Bayes estimate of a
 random-effects model (James & Stein 1961; Efron & Morris 1973), with B and W by the analysis of variance for unequal
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.scores._features import ScoreOfFeatures, classes_of, labelled, lengths, means_of_classes
+from dubito.scores._features import ScoreOfFeatures, classes_of, labelled, lengths, means_of_classes, unit
 from dubito.scores.gaussians import squared_distances
 from dubito.table import Table
 
@@ -71,7 +71,7 @@ class Prototypes(ScoreOfFeatures):
         c = len(classes)
 
         def rows() -> Iterator[tuple[Tensor, Tensor]]:
-            return labelled(table, classes, lambda z: _unit(z, by), by=by)
+            return labelled(table, classes, lambda z: z.double() / lengths(z.double(), by)[:, None], by=by)
 
         means, counts = means_of_classes(rows(), c, d)
         squares = sum(float((z - means[label]).square().sum()) for z, label in rows())
@@ -92,9 +92,4 @@ class Prototypes(ScoreOfFeatures):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
         self.check_width(batch, self.prototypes_.shape[1])
-        return typical_distance(_unit(batch.feature, "prototypes.score"), self.prototypes_, self.typical_)
-
-
-def _unit(feature: Float[Tensor, "n d"], by: str) -> Float64[Tensor, "n d"]:
-    feature = feature.double()
-    return feature / lengths(feature, by)[:, None]
+        return typical_distance(unit(batch.feature.double()), self.prototypes_, self.typical_)
