@@ -19,6 +19,7 @@ from dubito.guard.thresholds import NO_LIMIT
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
     ASH,
+    DEUP,
     FDBD,
     GEN,
     NCI,
@@ -75,6 +76,8 @@ WRITTEN = [
     Laplace(),
     Laplace("diagonal"),
     VBLL(epochs=60),
+    DEUP(width=4, depth=1, recipe=dubito.heads.Recipe(loss="log_l2", rows=2000)),
+    DEUP(["density"], "entropy", width=4, depth=1, recipe=dubito.heads.Recipe(loss="l2", rows=2000)),
     Neighbours(k=3),
     GEN(top=3),
     KLMatching(),

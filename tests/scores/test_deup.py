@@ -118,3 +118,9 @@ def test_what_cannot_be():
         DEUP(recipe=recipe(), **QUICK).fit(table()).score(Table(feature=torch.ones(2, 4), logit=torch.ones(2, C)))
     with pytest.raises(TableError, match=r"deup\.fit.* at least 2"):
         DEUP().fit(table(1))
+
+
+def test_logits_of_other_classes_are_refused():
+    score, rows = DEUP(**QUICK, recipe=recipe()).fit(table()), table(4)
+    with pytest.raises(TableError, match=r"logits must be of 3 classes, as in fit; got 2 in"):
+        score.score(rows.extended(logit=rows.logit[:, :2]))

@@ -242,6 +242,10 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
         head = copy.deepcopy(score.module)
         owner.add_module("head", head)
         return lambda z, _: head(z.float()).double()
+    if isinstance(score, scores.DEUP):
+        predictor = copy.deepcopy(score.predictor)
+        owner.add_module("predictor", predictor)
+        return lambda z, logits: score.excess(z, logits, predictor)
     # A gradient of more than the last layer, and features before the non-linearity, are not in the graph.
     of_layers = isinstance(score, scores.GradNorm) and score.of is not None
     before = isinstance(score, scores.Density) and score.nonlinearity != "after"
@@ -285,7 +289,8 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.SCALE: lambda score: lambda z, y: scale(z, y, score.bias_, score.percentile),
     scores.ASH: lambda score: lambda z, _: ash(z, score.weight_, score.bias_, score.percentile),
 }
-WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperature.name, scores.UncertaintyHead.name)
+_WITH_MODULES = (scores.Temperature.name, scores.DEUP.name, scores.UncertaintyHead.name)
+WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), *_WITH_MODULES)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 

@@ -24,7 +24,7 @@ from typing import final, get_args
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.choices import Aleatoric, DeupInput
 from dubito.errors import ValueRangeError
@@ -35,7 +35,7 @@ from dubito.scores._features import ScoreOfFeatures
 from dubito.scores.gaussians import squared_distances
 from dubito.scores.laplace import Laplace
 from dubito.scores.mahalanobis import Mahalanobis
-from dubito.scores.softmax import Entropy
+from dubito.scores.softmax import entropy
 from dubito.table import Table
 from dubito.table.table import Exact, take
 from dubito.table.views import Computed
@@ -139,7 +139,7 @@ class DEUP(ScoreOfFeatures):
             posterior.fit(table)
             self.basis_, self.outputs_ = posterior.basis_, posterior.outputs_
             self.curvature_, self.precision_ = posterior.curvature_, posterior.precision_
-        numbers = [self._numbers(batch, posterior) for batch in table.batches(*self.needs)]
+        numbers = [self._numbers(*self._read(batch), posterior) for batch in table.batches(*self.needs)]
         inputs = self._standardised(table, torch.cat(numbers))
         n, recipe = len(table), self.recipe
         rows = recipe.rows or max(_FEWEST_PASSES * n, min(_PASSES * n, _ROWS))
@@ -151,11 +151,23 @@ class DEUP(ScoreOfFeatures):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The predicted loss, less the aleatoric part."""
         self.check_width(batch, self.features_)
-        head, posterior = self._restored()
-        numbers = self._numbers(batch, posterior)
-        parts = [batch.feature.double(), numbers] if "feature" in self.inputs else [numbers]
-        u = head((torch.cat(parts, dim=1) - self.shift_) / self.scale_).double()
-        return u - Entropy().score_batch(batch) if self.aleatoric == "entropy" else u
+        if "variance" in self.inputs:
+            self._restored()[1].check_shapes(batch)
+        return self.excess(*self._read(batch), self.predictor)
+
+    def excess(
+        self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"], predictor: nn.Module
+    ) -> Float64[Tensor, "n"]:
+        """The same from features and logits, unchecked, by the error predictor or a copy of it."""
+        numbers = self._numbers(feature, logits, self._restored()[1])
+        parts = [feature.double(), numbers] if "feature" in self.inputs else [numbers]
+        u: Tensor = predictor(((torch.cat(parts, dim=1) - self.shift_) / self.scale_).float()).double()
+        return u - entropy(logits) if self.aleatoric == "entropy" else u
+
+    @property
+    def predictor(self) -> nn.Module:
+        """The error predictor, a network."""
+        return self._restored()[0].module
 
     def _restored(self) -> tuple[UncertaintyHead, Laplace]:
         """The error predictor and the posterior, as they were fitted."""
@@ -168,14 +180,21 @@ class DEUP(ScoreOfFeatures):
             self._parts = head, posterior
         return self._parts
 
-    def _numbers(self, batch: Table, posterior: Laplace) -> Float64[Tensor, "n k"]:
+    def _read(self, batch: Table) -> tuple[Tensor, Tensor]:
+        """Features and logits; the latter are empty where nothing reads them."""
+        feature = batch.feature
+        return feature, batch.logit if "logit" in self.needs else feature[:, :0]
+
+    def _numbers(
+        self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"], posterior: Laplace
+    ) -> Float64[Tensor, "n k"]:
         """The logarithms of distance and variance, as far as they are inputs."""
         columns = []
         if "density" in self.inputs:
-            columns.append(squared_distances(batch.feature.double(), self.means_, self.factor_).amin(1))
+            columns.append(squared_distances(feature.double(), self.means_, self.factor_).amin(1))
         if "variance" in self.inputs:
-            columns.append(posterior.score_batch(batch))
-        numbers = torch.stack(columns, dim=1) if columns else torch.empty(len(batch), 0, dtype=torch.float64)
+            columns.append(posterior.information(feature, logits))
+        numbers = torch.stack(columns, dim=1) if columns else feature[:, :0].double()
         return numbers.clamp_min(_TINY).log()
 
     def _standardised(self, table: Table, numbers: Float64[Tensor, "n k"]) -> Computed:

@@ -166,6 +166,11 @@ class Laplace(ScoreOfFeatures):
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """The information, in nats."""
+        self.check_shapes(batch)
+        return self.information(batch.feature, batch.logit)
+
+    def check_shapes(self, batch: Table) -> None:
+        """Raise TableError for features of another width, or logits of other classes, than in fit."""
         c, e = self.curvature_.shape
         self.check_width(batch, e - 1)
         if batch.shape("logit")[1] != c:
@@ -173,7 +178,6 @@ class Laplace(ScoreOfFeatures):
                 f"laplace.score: logits must be of {c} classes, as in fit; got {batch.shape('logit')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
-        return self.information(batch.feature, batch.logit)
 
     def information(self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n"]:
         """The same from features and logits, unchecked."""
