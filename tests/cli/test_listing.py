@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from dubito import metrics
+from dubito.calibration import METHODS
 from dubito.data import Augment
 from dubito.heads import Recipe
 from dubito.probes import PROBES, probe_settings
@@ -26,6 +27,17 @@ def test_scores(run: Run) -> None:
         "about": "The entropy of the predicted distribution.",
     }
     assert all(entry["about"] for entry in result)
+
+
+def test_calibrations(run: Run) -> None:
+    result = run("list", "calibrations", "--json").json["calibrations"]
+    assert [entry["name"] for entry in result] == list(METHODS)
+    kept = {entry["name"]: entry["keeps_predictions"] for entry in result}
+    assert (kept["temperature"], kept["matrix"]) == (True, False)
+    assert all(entry["about"] for entry in result)
+    shown = run("list", "calibrations", "venn").out
+    assert "1 calibration\n" in shown
+    assert "dubito calibrate CACHE --method NAME" in shown
 
 
 def test_probes_and_metrics(run: Run) -> None:
@@ -80,6 +92,7 @@ def test_overview(run: Run) -> None:
     assert set(run("list", "--json").json) == {
         "filter",
         "scores",
+        "calibrations",
         "heads",
         "probes",
         "models",

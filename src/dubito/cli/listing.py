@@ -1,4 +1,4 @@
-"""`dubito list`: which scores, heads, probes, models and metrics there are, and which settings can be typed."""
+"""`dubito list`: scores, calibrations, heads, probes, models and metrics by name, and which settings can be typed."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from dubito.choices import suggestion
 from dubito.cli._console import CommandResult, Screen, command
 
 Entries = list[dict[str, Any]]
-Kind = Literal["scores", "heads", "probes", "models", "metrics", "recipe", "augment"]
+Kind = Literal["scores", "calibrations", "heads", "probes", "models", "metrics", "recipe", "augment"]
 
 
 @command
@@ -26,7 +26,7 @@ def list_(
         str, Argument(metavar="[FILTER]", help="A part of the name, or a pattern with *.", show_default=False)
     ] = "",
 ) -> None:
-    """List scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
+    """List scores, calibrations, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
     with screen.waiting("listing"):
         every = {one: _LISTS[one]() for one in ([kind] if kind else _LISTS)}
         entries = {
@@ -50,6 +50,15 @@ def _scores() -> Entries:
             "about": _first_line(score),
         }
         for name, score in SCORES.items()
+    ]
+
+
+def _calibrations() -> Entries:
+    from dubito.calibration import METHODS
+
+    return [
+        {"name": name, "keeps_predictions": method.keeps_predictions, "about": _first_line(method)}
+        for name, method in METHODS.items()
     ]
 
 
@@ -135,6 +144,7 @@ def _first_line(thing: Any) -> str:
 
 _LISTS: Mapping[str, Callable[[], Entries]] = {
     "scores": _scores,
+    "calibrations": _calibrations,
     "heads": _heads,
     "probes": _probes,
     "models": _models,
@@ -166,6 +176,8 @@ def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, lis
         return title, [], [entry["name"] for entry in entries]
     if kind == "scores":
         entries = [one | {key: ", ".join(one[key]) for key in ("needs", "learns_from")} for one in entries]
+    elif kind == "calibrations":
+        remarks = ["dubito calibrate CACHE --method NAME --to DIR"]
     elif kind == "heads":
         from dubito.heads.shelf import local_folder
 
