@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import dubito
+from dubito.guard import PredictionSets
 from dubito.table import Provenance
 
 from .conftest import COUNT, MODEL, Run, write_images
@@ -418,3 +419,53 @@ def test_classes_costs_and_missed_classes(run: Run, labelled: Path, tmp_path: Pa
     costs.write_text("class,b\n2,0\n")
     assert "must be a CSV file of numbers alone" in run(*fit, "--costs", costs).err
     assert "must be CLASS=SHARE, such as crack=0.01; got 'crack'" in run(*fit, "--missed", "crack").err
+
+
+def test_groups_come_from_a_file(run: Run, labelled: Path, tmp_path: Path) -> None:
+    """Of every second image the camera is known, then of all: by risk and by prediction sets."""
+    names = dubito.open(labelled).row_ids()
+    cameras = ["left" if row % 2 else "right" for row in range(COUNT)]
+    lines = ["path,Camera", *(f"{name},{camera}" for name, camera in zip(names, cameras, strict=True))]
+    file = tmp_path / "cameras.csv"
+    file.write_text("\n".join(lines[:1] + lines[1::2]))
+    fit = ("guard", "fit", labelled, "--to", tmp_path / "guard", "--risk", 0.9, "--confidence", 0.6)
+    fit = (*fit, "-s", "max_probability", "--novel", 0, "--sets", 0.5)
+    answer = run(*fit, "--per", "camera")
+    assert "has no column 'camera'. Add it: --groups FILE.csv with the columns path and camera." in answer.err
+    answer = run(*fit, "--per", "camera", "--groups", file)
+    assert (answer.code, "6 of 12 images have none" in " ".join(answer.err.split())) == (2, True)
+    file.write_text("\n".join(lines))
+    answer = run(*fit, "--groups", file)
+    assert (answer.code, "--groups: neither guarantee nor prediction sets" in answer.err) == (2, True)
+    answer = run(*fit, "--per", "camera", "--sets-per", "camera", "--groups", file, "--json")
+    assert answer.code == 0, answer.err
+    same = dubito.Guard.fit(
+        None,
+        dubito.open(labelled).extended(camera=cameras),
+        0.9,
+        0.6,
+        per="camera",
+        scores=["max_probability"],
+        novel=0.0,
+        sets=PredictionSets(0.5, per="camera"),
+    )
+    assert answer.json["groups"] == same.to_dict()["groups"]
+    assert answer.json["sets"] == same.to_dict()["sets"]
+    decided = run("guard", "run", tmp_path / "guard", labelled, "--groups", file, "--json").json["verdicts"]
+    own = same.decide(dubito.open(labelled).extended(camera=cameras))
+    assert [one["accept"] for one in decided] == own.accept.tolist()
+    assert "Add it: --groups" in run("guard", "run", tmp_path / "guard", labelled).err
+    refitted = run("guard", "refit", tmp_path / "guard", labelled, "--groups", file, "--to", tmp_path / "new", "--json")
+    assert [one["of"] for one in refitted.json["groups"]] == [6, 6]
+
+
+def test_settings_of_prediction_sets(run: Run, labelled: Path, tmp_path: Path) -> None:
+    fit = ("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER[:-2], "--json")
+    options = ("--set-method", "raps", "--penalty", 0.2, "--free-ranks", 3)
+    answer = run(*fit, "--sets", 0.5, *options)
+    made = dubito.Guard.load(tmp_path / "guard").sets
+    assert answer.json["sets"] == made.to_json()
+    assert (made.method, made.penalty, made.free_ranks, made.coverage) == ("raps", 0.2, 3, 0.5)
+    clustered = run(*fit, "--sets", 0.5, "--clusters", 2).json["sets"]
+    assert clustered["clusters"] == 2
+    assert "got class_wise and clusters" in run(*fit, "--clusters", 2, "--class-wise").out

@@ -5,7 +5,7 @@ import pytest
 from dubito.cli._translate import translate
 
 OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
-OPTIONS["transform"] = "--input-size"
+OPTIONS |= {"transform": "--input-size", "groups": "--groups"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,11 @@ OPTIONS["transform"] = "--input-size"
             "dubito guard refit: accept less (`dubito guard with-risk`), as `guard.refit(x)`, `dubito guard refit`.",
         ),
         ("guard: to must be a number", "--to must be a number"),
+        (
+            "guard needs it; x has no column 'camera'. Add it: table.extended(camera=[...]), one name or whole number "
+            "per row.",
+            "guard needs it; x has no column 'camera'. Add it: --groups FILE.csv with the columns path and camera.",
+        ),
         ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
     ],
 )

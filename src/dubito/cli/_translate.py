@@ -8,6 +8,7 @@ _LABEL = re.compile(r"dubito\.cache\.label_cache\((?:'([^']*)'|folder), labels\)
 _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\)\]\)")
 _LATER = re.compile(r"(?<=[ (])guard\.(refit|with_risk)\b(?:\([^()]*\))?")
 _PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|\([^()]*\))(?:, )?)+)\)")
+_COLUMN = re.compile(r"table\.extended\((\w+)=\[\.\.\.\]\), one name or whole number per row")
 _PHRASES = {
     "with SafeIndex.save.": "with `dubito search build`.",
     "with Guard.save.": "with `dubito guard fit`.",
@@ -54,6 +55,8 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     text = _LABEL.sub(lambda match: f"`dubito label {match[1] or 'CACHE'} LABELS`", text)
     if not options:
         return text
+    if "groups" in options:
+        text = _COLUMN.sub(lambda match: f"{options['groups']} FILE.csv with the columns path and {match[1]}", text)
     text = _PREPROCESS.sub(lambda match: _flags(match[1]) if "transform" in options else match[0], text)
     names = "|".join(map(re.escape, options))
     keyword = rf"(?<![\w.-])(?P<keyword>{names})=(?P<value>True|\.\.\.|\S?)"

@@ -1,8 +1,9 @@
 """`dubito guard`: `fit` makes a guard, `run` uses it, `refit` and `with-risk` change its threshold; `dubito watch`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Argument, BadParameter, Exit, Option
 
@@ -14,10 +15,58 @@ from dubito.cli.audit import SOMETHING_WRONG
 from dubito.storage import Place
 
 if TYPE_CHECKING:
-    from dubito.guard import Watch
+    from dubito.guard import PredictionSets, Watch
 
 _Folder = Annotated[Place, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
 _To = Annotated[Place, option("A new folder, or the folder of a guard to replace.", "DIR")]
+_Groups = Annotated[
+    Place | None,
+    option("Groups of images, such as cameras: a CSV of image names, and the columns of --per and --sets-per.", "FILE"),
+]
+
+
+@dataclass
+class SetOptions:
+    """Prediction sets, as `PredictionSets` takes them."""
+
+    sets: Annotated[
+        float | None, option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow")
+    ] = None
+    class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False
+    set_method: Annotated[
+        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps, raps, saps).")
+    ] = "lac"
+    sets_per: Annotated[str | None, option("Prediction sets that cover every group: a column of --groups.", "NAME")] = (
+        None
+    )
+    clusters: Annotated[
+        int, option("Prediction sets that cover so many clusters of classes, where --class-wise lacks images.", "N")
+    ] = 0
+    penalty: Annotated[
+        float | None, option("lambda of raps and saps, per rank.", show_default="0.01 of raps, 0.1 of saps")
+    ] = None
+    free_ranks: Annotated[int | None, option("Of raps: as many classes have no penalty.", "N", show_default="5")] = None
+
+    arguments: ClassVar[Mapping[str, str]] = {"method": "--set-method"}
+    """Arguments of the library that these options stand for under another name."""
+
+    def made(self, seed: int) -> "PredictionSets | bool":
+        """The prediction sets; True for the default ones, where images and labels allow them."""
+        from dubito.guard import PredictionSets
+
+        if self == SetOptions() or self.sets == 0:
+            return self.sets != 0
+        ranks = {} if self.free_ranks is None else {"free_ranks": self.free_ranks}
+        return PredictionSets(
+            self.sets or PredictionSets.coverage,
+            self.set_method,
+            self.class_wise,
+            self.sets_per,
+            self.clusters,
+            self.penalty,
+            seed=seed,
+            **ranks,
+        )
 
 
 @command
@@ -34,7 +83,11 @@ def fit(
     false_alarms: Annotated[
         float | None, option("Instead: at most this share of correct predictions is refused.")
     ] = None,
-    per: Annotated[str | None, option("class: the guarantee holds within every predicted class.", "class")] = None,
+    per: Annotated[
+        str | None,
+        option("The guarantee holds within every predicted class, or every group: a column of --groups.", "class|NAME"),
+    ] = None,
+    groups: _Groups = None,
     costs: Annotated[
         Path | None,
         option("What errors cost: CSV of numbers, a row per true and a column per predicted class.", "FILE"),
@@ -48,13 +101,7 @@ def fit(
         Place | None,
         Option("--learn-from", metavar="CACHE", help="Images that scores learn from; by default a part of CACHE."),
     ] = None,
-    sets: Annotated[
-        float | None, option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow")
-    ] = None,
-    class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
-    set_method: Annotated[
-        choices.SetMethod, option("Prediction sets: small ones (lac), or never empty ones (aps, raps, saps).")
-    ] = "lac",
+    sets: SetOptions,
     novel: Annotated[
         float, option("Refuse images that are rarer than all but this share of the reference images.")
     ] = 0.005,
@@ -65,14 +112,11 @@ def fit(
     Scores are chosen on one part of the images and the threshold on another.
     """
     with screen.waiting("opening the cache"):
-        from dubito.guard import PredictionSets
-
         _check_place(to)
-        table = dubito.open(cache)
+        columns = [one for one in (None if per == "class" else per, sets.sets_per) if one is not None]
+        table = _with_groups(dubito.open(cache), groups, columns)
         learned = None if train is None else dubito.open(train)
-        chosen: PredictionSets | bool = sets != 0
-        if chosen and (sets or set_method != "lac" or class_wise):
-            chosen = PredictionSets(sets or 0.9, set_method, class_wise)
+        chosen = sets.made(seed)
     with screen.waiting("choosing scores and testing thresholds"):
         guard = dubito.Guard.fit(
             None,
@@ -104,6 +148,7 @@ def refit(
     ],
     *,
     to: _To,
+    groups: _Groups = None,
 ) -> None:
     """Calibrate a GUARD on the images of a CACHE: the same scores and the same guarantee, for images like these.
 
@@ -113,7 +158,8 @@ def refit(
     screen.options = {**screen.options, "risk": "a risk of"}  # which the guard has, and this command does not take
     with screen.waiting("testing thresholds"):
         _check_place(to)
-        made = dubito.Guard.load(guard).refit(dubito.open(cache))
+        old = dubito.Guard.load(guard)
+        made = old.refit(_with_groups(dubito.open(cache), groups, old.group_columns))
         made.save(to)
     screen.show(made, written={"guard": to})
 
@@ -151,6 +197,7 @@ def run(
     *,
     model: options.OtherModel = None,
     load: options.ModelOptions,
+    groups: _Groups = None,
     csv: Annotated[Path | None, option("All verdicts, one line per image.", "FILE")] = None,
     top: Annotated[int, option("Show the first N images; CSV and JSON have all.", "N", min=0)] = 20,
 ) -> None:
@@ -167,7 +214,8 @@ def run(
         opened = None if cached else dubito.open_images(images)  # before the model is fetched
         loaded = dubito.Guard.load(guard) if cached else _with_model(screen, guard, model, load)
     with screen.waiting("deciding" if cached else "running the model"):
-        decisions = loaded.decide(dubito.open(images) if cached else loaded.predict(opened))
+        table = _with_groups(dubito.open(images) if cached else loaded.predict(opened), groups, loaded.group_columns)
+        decisions = loaded.decide(table)
     written = {"csv": csv and decisions.to_csv(csv)}
     screen.show(decisions.limited(top), written=written, guard=str(guard))
 
@@ -195,6 +243,7 @@ def watch(
     state: Annotated[Path | None, option("Where its state is kept.", "DIR", show_default="GUARD.watch")] = None,
     model: options.OtherModel = None,
     load: options.ModelOptions,
+    groups: _Groups = None,
     csv: Annotated[Path | None, option("Verdicts of the new images.", "FILE")] = None,
 ) -> None:
     """Watch what a GUARD decides, run after run: are images still like its own, and is its guarantee kept?
@@ -215,7 +264,8 @@ def watch(
     written: dict[str, Path | None] = {}
     if images is not None:
         with screen.waiting("deciding" if cached else "running the model"):
-            decisions = loaded.decide(dubito.open(images) if cached else loaded.predict(opened))
+            table = dubito.open(images) if cached else loaded.predict(opened)
+            decisions = loaded.decide(_with_groups(table, groups, loaded.group_columns))
             watched.update(decisions)
         written["csv"] = csv and decisions.to_csv(csv)
     if labels is not None:
@@ -292,6 +342,30 @@ def export(
     with screen.waiting("exporting"):
         path = loaded.export_onnx(to)
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
+
+
+def _with_groups(table: "dubito.Table", path: Place | None, columns: Sequence[str]) -> "dubito.Table":
+    """A table with the groups of its images: columns of a CSV file, found by the names of images."""
+    if path is None:
+        return table
+    if not columns:
+        raise BadParameter("--groups: neither guarantee nor prediction sets hold for every group. Leave it out.")
+    from dubito.data.image_set import some
+    from dubito.data.labels import find_rows, read_csv
+
+    listing, ids, what = read_csv(path), table.row_ids(), f"--groups: '{path}'"
+    names = listing.names(what)
+    row_of, found = find_rows(names, ids, what), {}
+    for column in columns:
+        groups = dict(zip(names, listing.column(listing.position(column.lower())), strict=True))
+        of_rows = {row: groups[name] for name, row in row_of.items()}
+        if lacking := [name for row, name in enumerate(ids) if not of_rows.get(row)]:
+            raise BadParameter(
+                f"{what} must name the group of every image in column '{column}'; {len(lacking)} of {len(ids)} images "
+                f"have none: {some(lacking)}."
+            )
+        found[column] = [of_rows[row] for row in range(len(ids))]
+    return table.extended(**found)
 
 
 def _costs_in(path: Path) -> list[list[float]]:
