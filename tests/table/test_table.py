@@ -320,3 +320,13 @@ def test_rows_without_ids_are_named_by_their_number():
     named, bare = Table(label=[0, 1, 2], id=["a", "b", "c"]), Table(label=[0, 1, 2])
     assert (named.row_ids(), bare.row_ids()) == (["a", "b", "c"], ["0", "1", "2"])
     assert (named.row_ids([2, 0]), bare.row_ids([2, 0]), bare.row_ids([])) == (["c", "a"], ["2", "0"], [])
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda names: np.array(names, dtype=object)])
+def test_labels_that_are_names_say_how_to_number_them(kind):
+    with pytest.raises(
+        TableError, match=r"class indices, 0 for the first logit; got names such as 'cat'\. Number them"
+    ):
+        Table(logit=LOGIT, label=kind(["cat", "dog", "cat"]))
+    with pytest.raises(TableError, match="column 'label' must be numbers in an array"):
+        Table(logit=LOGIT, label=[0, None, 1])

@@ -281,7 +281,15 @@ def _column(key: str, value: Any) -> Column:
         return value
     if key == "id" or (key not in _AXES and _is_text(value)):
         return cast("Column", np.asarray(value, dtype=str))
-    tensor = to_tensor(value, f"column '{key}'")
+    try:
+        tensor = to_tensor(value, f"column '{key}'")
+    except TableError as error:
+        if key != "label" or not _is_text(names := np.asarray(value, dtype=object).tolist()):
+            raise
+        raise TableError(
+            f"column 'label' must hold class indices, 0 for the first logit; got names such as '{names[0]}'. Number "
+            f"them in the order of the logits: label=[classes.index(name) for name in names], classes=classes."
+        ) from error
     if key in ("feature", "logit", "loss"):
         return tensor if tensor.dtype == torch.float64 else tensor.float()
     return tensor.long() if key == "label" and not tensor.is_floating_point() else tensor
