@@ -151,6 +151,21 @@ def test_damaged_and_other_folders_are_refused(tmp_path):
 
 
 @each
+def test_what_cannot_have_been_learned_is_not_loaded(name, tmp_path):
+    """Whoever can change the file can seal it again, so its hash is no reason to trust it."""
+    wrong = (torch.Tensor.half, lambda value: value[:-1], lambda value: value * float("nan"))
+    for part in made(name).learned:
+        for damage in wrong:
+            method = made(name).fit(sample())
+            value = getattr(method, part)
+            setattr(method, part, damage(value) if isinstance(value, torch.Tensor) else -value)
+            with pytest.raises(
+                ArtefactError, match=rf"cannot be read \((what {name} has|{part} is not what {name} learns)"
+            ):
+                load_calibration(save_calibration(method, tmp_path / "saved"))
+
+
+@each
 def test_wrong_inputs_are_refused(name):
     method, table = made(name), sample(100)
     with pytest.raises(NotFittedError, match=f"{name}.apply was called before fit"):

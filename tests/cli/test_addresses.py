@@ -27,6 +27,23 @@ def test_everything_lies_in_a_store(run: Run, bucket: str, tmp_path: Path) -> No
     assert {"guard.json"} < {*sizes_in(RemotePath(guard))}
 
 
+def test_labels_lie_in_a_store(run: Run, bucket: str, images: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+    for file, shift in (("first", 0), ("second", 1)):
+        rows = [f"{name},{(place + shift) % 1000}" for place, name in enumerate(names)]
+        (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+        RemotePath(f"{bucket}/{file}.csv").upload(tmp_path / "labels.csv")
+    cache = tmp_path / "cache"
+    options = ("--weights", "none", "--to", cache, "--workers", 0, "--labels", f"{bucket}/first.csv")
+    assert run("extract", MODEL, images, *options).code == 0
+    assert dict(zip(dubito.open(cache).whole("id"), dubito.open(cache).label.tolist(), strict=True))[names[3]] == 3
+    assert run("label", cache, f"{bucket}/second.csv").code == 0
+    assert dict(zip(dubito.open(cache).whole("id"), dubito.open(cache).label.tolist(), strict=True))[names[3]] == 4
+    absent = run("label", cache, f"{bucket}/third.csv")
+    assert absent.code != 0
+    assert f"{bucket}/third.csv" in absent.err
+
+
 def test_what_must_be_on_this_machine_is_no_address(run: Run, cache: Path) -> None:
     answer = run("score", cache, "--to", "s3://bucket/scores.csv")
     assert answer.code == 2

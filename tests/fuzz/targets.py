@@ -20,6 +20,7 @@ import dubito
 from dubito.active.labels import add_labels, read_labels
 from dubito.cache.labels import to_targets
 from dubito.cache.shards import forget_shards
+from dubito.calibration import load_calibration
 from dubito.data.decode import decode
 from dubito.data.labels import labels_by_image, read_label_sets, read_votes, with_labels
 from dubito.ensembles.head_masks import HeadMasks
@@ -253,6 +254,12 @@ def read_score(world: World, folder: Path) -> Any:
     return repr(score), score.score(world.table.rows(slice(0, 20))).tolist(), known
 
 
+def read_calibration(world: World, folder: Path) -> Any:
+    method = load_calibration(folder)
+    known = None if method.provenance_ is None else method.provenance_.to_json()
+    return repr(method), method.probability(world.table.rows(slice(0, 20))).tolist(), known
+
+
 def read_masks_file(world: World, folder: Path) -> Any:
     masks = HeadMasks.load(folder / "masks.safetensors")
     extended = masks.extend(world.table.rows(slice(0, 8)))
@@ -320,6 +327,7 @@ _ALL: Sequence[tuple[Target, str | None]] = (
     (of_folder("index", lambda world: world.indexes, read_index), None),
     (of_folder("head", lambda world: world.heads, read_head_folder), None),
     (of_folder("score", lambda world: world.scores, read_score), None),
+    (of_folder("calibration", lambda world: world.calibrations, read_calibration), None),
     (of_folder("training", lambda world: world.trainings, read_training), None),
     (of_folder("acquisition", lambda world: world.acquisitions, read_acquisition), None),
     (of_folder("masks", lambda world: world.masks, read_masks_file), None),

@@ -20,6 +20,7 @@ from safetensors.torch import load
 from torch import nn
 
 import dubito
+from dubito.calibration.registry import METHODS, make_calibration, save_calibration
 from dubito.ensembles.head_masks import HeadMasks
 from dubito.guard import Decisions, PredictionSets
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
@@ -319,6 +320,16 @@ class World:
             to = self.folder / f"score-{name}"
             dubito.save_score(dubito.scores.make_score(name).fit(self.table), to)
             made.append(Artefact.of(to, seal_score))
+        return made
+
+    @cached_property
+    def calibrations(self) -> list[Artefact]:
+        """One of every method."""
+        made = []
+        for name in METHODS:
+            to = self.folder / f"calibration-{name}"
+            save_calibration(make_calibration(name).fit(self.table), to)
+            made.append(Artefact.of(to, lambda folder: seal_tensors(folder / "calibration.safetensors")))
         return made
 
     def train(self, folder: Path) -> Run:

@@ -106,7 +106,7 @@ def test_of_many_images_the_share_is_estimated(monkeypatch):
     table, new = blobs(1000), blobs(1000, seed=1)
     guard = Guard.fit(None, table, 0.3)
     assert guard.check(concat([table, new])).own == 0.45  # 900 of 2,000
-    monkeypatch.setattr("dubito.guard.guard._MOST_COMPARED", 500)
+    monkeypatch.setattr("dubito.guard.identity._MOST_COMPARED", 500)
     assert guard.check(concat([table, new])).own == pytest.approx(0.45, abs=0.07)
     assert guard.check(new).own == 0
 

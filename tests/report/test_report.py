@@ -94,6 +94,19 @@ def test_what_could_be_accepted_is_what_a_guard_accepts(report):
     assert report.acceptance.reference + report.acceptance.levels[0].of == N
 
 
+def test_images_that_may_be_of_a_missed_class_are_not_accepted():
+    guard = dubito.Guard.fit(None, table(3000, 3), risk=0.2, missed={1: 0.05}, scores=["entropy"], sets=False)
+    noise = table(400, 5, spread=3.0, label=None, name="noise")
+    acceptance = parts.Parts(table(), {"noise": noise}, None, 0.95, 0).acceptance(guard)
+    at = {level.risk: level for level in acceptance.levels}[0.1]
+    chosen = guard.with_risk(0.1)  # whose thresholds hold together with those of the missed class
+    assert (at.accepted, at.errors, at.of) == chosen.threshold[1:]
+    assert at.ood["noise"] == pytest.approx(chosen.decide(noise).coverage)
+    alerts = chosen.decide(noise).rules
+    assert len(alerts) > 5
+    assert (chosen.decide(noise).uncertainty[list(alerts)] <= chosen.threshold.value).any()  # certain, and refused
+
+
 def test_infeasible_risks_say_what_is_feasible_in_per_cent(report):
     accepted = report.facts()["What could be accepted?"]
     infeasible = [level for level in report.acceptance.levels if level.accepted is None]

@@ -262,8 +262,8 @@ def _fit_noise(table: Table, label: Int64[np.ndarray, "n"]) -> _Noise:
 
 def _minimum(loss: Callable[[float], float]) -> tuple[float, float]:
     """The logarithm of the best temperature, and the loss there."""
-    found = minimize_scalar(loss, bounds=np.log(_TEMPERATURES), method="bounded", options={"xatol": _TOLERANCE})
-    return float(found.x), float(found.fun)
+    optimum = minimize_scalar(loss, bounds=np.log(_TEMPERATURES), method="bounded", options={"xatol": _TOLERANCE})
+    return float(optimum.x), float(optimum.fun)
 
 
 def _rate(q: Float64[np.ndarray, "n"], classes: int) -> float:

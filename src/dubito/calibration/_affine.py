@@ -55,7 +55,7 @@ class AffineScaling(Calibration):
         temperature_: T, once fitted.
         weight_: (c), or (c, c) with the diagonal, of inputs divided by T.
         bias_: (c).
-        deviation_: s, given or chosen.
+        deviation_: s, as set or chosen.
     """
 
     deviation: float | None = None
@@ -84,6 +84,11 @@ class AffineScaling(Calibration):
         self.deviation_ = self.deviation or self._best(halves, _OWN, lambda own: (own, None))
         theta = self._fitted(table, self.deviation_, self._chosen_off(halves, c))
         self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))
+
+    def parts_agree(self) -> bool:
+        """Weights and intercepts of as many classes as there are."""
+        c = self.classes_
+        return tuple(self.weight_.shape) in ((c,), (c, c)) and tuple(self.bias_.shape) == (c,)
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of softmax(W x + b)."""
@@ -139,15 +144,15 @@ class AffineScaling(Calibration):
             "ftol": 1e-13 if exact else 1e-8,
         }
         first = centre if start is None else start
-        found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-        if found.status == 1:
+        optimum = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+        if optimum.status == 1:
             warnings.warn(
                 f"{self.name}.fit: {self.steps} steps did not suffice on {n} rows of {c} classes; the largest slope "
-                f"is {np.abs(found.jac).max():.1g}. Raise steps, or lower the standard deviations.",
+                f"is {np.abs(optimum.jac).max():.1g}. Raise steps, or lower the standard deviations.",
                 DubitoWarning,
                 stacklevel=5,
             )
-        return np.asarray(found.x)
+        return np.asarray(optimum.x)
 
     def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "b c"], Int64[Tensor, "b"]]]:
         dtype = torch.float64 if table.shape("logit")[1] <= EXACT else torch.float32

@@ -59,6 +59,11 @@ class TopCalibration(Calibration):
         return with_top(logits.double() / self.temperature_, predicted, torch.from_numpy(q))
 
 
+def inside(values: Float64[Tensor, "k"]) -> bool:
+    """Whether all of a list of probabilities are between 0 and 1, both excluded."""
+    return values.ndim == 1 and len(values) > 0 and bool(((values > 0) & (values < 1)).all())
+
+
 def rest_temperature(table: Table) -> float:
     """The temperature of checked rows, drawn from a large table; 1 where the likelihood has no maximum."""
     if len(table) > _MOST:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64
 
 from dubito.calibration._blocks import tied
-from dubito.calibration._top import TopCalibration
+from dubito.calibration._top import TopCalibration, inside
 from dubito.validate import check_number
 
 
@@ -47,6 +47,10 @@ class Histogram(TopCalibration):
         self.edges_ = torch.from_numpy((level[starts[1:] - 1] + level[starts[1:]]) / 2)
         right_in, rows_in = np.add.reduceat(hits, starts), np.add.reduceat(rows, starts)
         self.values_ = torch.from_numpy((right_in + 1) / (rows_in + 2))
+
+    def parts_agree(self) -> bool:
+        """A value in (0, 1) for every bin."""
+        return self.edges_.ndim == 1 and len(self.edges_) + 1 == len(self.values_) and inside(self.values_)
 
     def top_probability(self, top: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """The value of the bin."""

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from dubito.calibration._blocks import isotonic_blocks
-from dubito.calibration._top import TopCalibration, rest_temperature
+from dubito.calibration._top import TopCalibration, inside, rest_temperature
 from dubito.calibration.method import Calibration
 from dubito.table import Table
 
@@ -48,6 +48,10 @@ class Isotonic(TopCalibration):
         knots, values = isotonic_blocks(top, right).knots(cautious=True, floor=True)
         self.knots_, self.values_ = torch.from_numpy(knots), torch.from_numpy(values)
 
+    def parts_agree(self) -> bool:
+        """A value in (0, 1) for every knot."""
+        return self.knots_.shape == self.values_.shape and inside(self.values_)
+
     def top_probability(self, top: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """The value of the curve."""
         value: np.ndarray = np.interp(top, self.knots_.numpy(), self.values_.numpy())
@@ -69,6 +73,7 @@ class ClassWiseIsotonic(Calibration):
 
     name = "class_wise_isotonic"
     learned = ("knots_", "values_", "starts_", "rows_", "temperature_")
+    places = ("starts_",)
 
     def learn(self, table: Table) -> None:
         """One regression for every class, of as many classes at a time as fit into memory."""
@@ -90,6 +95,14 @@ class ClassWiseIsotonic(Calibration):
         ends: Int64[np.ndarray, "c"] = np.cumsum([len(knots) for knots, _ in curves])
         self.starts_, self.rows_ = torch.from_numpy(np.append(0, ends)), n
         self.temperature_ = rest_temperature(table)
+
+    def parts_agree(self) -> bool:
+        """Knots and values of every class, one class after the other."""
+        starts, shape = self.starts_, (len(self.values_),)
+        if self.knots_.shape != shape or self.values_.shape != shape or starts.shape != (self.classes_ + 1,):
+            return False
+        ends = (int(starts[0]), int(starts[-1]))
+        return ends == (0, *shape) and bool((starts.diff() > 0).all()) and bool((self.values_ >= 0).all())
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the normalised values."""

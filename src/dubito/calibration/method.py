@@ -45,6 +45,8 @@ class Calibration(ABC):
     learned: ClassVar[tuple[str, ...]]
     keeps_predictions: ClassVar[bool] = False
     """Whether the most likely class stays the most likely one, so that no prediction changes."""
+    places: ClassVar[tuple[str, ...]] = ()
+    """Learned tensors that are whole numbers; all others are float64."""
     classes_: int
     provenance_: Provenance | None = None
 
@@ -108,6 +110,24 @@ class Calibration(ABC):
         """The calibrated probabilities of all rows, in the precision of the table's logits."""
         logit = self.apply(table).logit
         return logit.exp_()
+
+    def check_learned(self) -> None:
+        """Raise ValueError where what was read from a file cannot have been learned."""
+        for name in self.learned:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                dtype = torch.int64 if name in self.places else torch.float64
+                fits = value.dtype == dtype and bool(value.isfinite().all())
+            else:
+                fits = type(value) in (int, float) and value > 0
+            if not fits:
+                raise ValueError(f"{name} is not what {self.name} learns")
+        if type(self.classes_) is not int or self.classes_ < 2 or not self.parts_agree():
+            raise ValueError(f"what {self.name} has learned does not fit together")
+
+    def parts_agree(self) -> bool:
+        """Whether learned tensors have the shapes and ranges that `learn` gives them; numbers are checked already."""
+        return True
 
     def _fingerprint(self) -> str:
         """A short hash of what it has learned."""

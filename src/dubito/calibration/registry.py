@@ -102,13 +102,14 @@ def load_calibration(path: str | Place) -> Calibration:
             raise ValueError(f"it holds {', '.join(sorted(learned)) or 'nothing'} for a method of that name")
         for name, value in learned.items():
             setattr(method, name, value)
-        method.classes_ = int(notes["classes"])
+        method.classes_ = notes["classes"]
+        method.check_learned()
         method.provenance_ = Provenance.from_json(notes["provenance"], saved)
     return method
 
 
 def _text(value: Any) -> Any:
-    """JSON has no infinity."""
+    """Infinity as text, because JSON has none."""
     return "inf" if value == float("inf") else value
 
 

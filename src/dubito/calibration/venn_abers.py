@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from dubito.calibration._blocks import tied
-from dubito.calibration._top import TopCalibration
+from dubito.calibration._top import TopCalibration, inside
 from dubito.metrics import confidence
 from dubito.table import Table
 from dubito.types import finite_batches
@@ -50,6 +50,12 @@ class VennAbers(TopCalibration):
         high = np.append(_with_one_more(hits, rows), 1.0)
         low = np.append(0.0, 1 - _with_one_more((rows - hits)[::-1], rows[::-1])[::-1])
         self.knots_, self.low_, self.high_ = map(torch.from_numpy, (level, low, high))
+
+    def parts_agree(self) -> bool:
+        """Both bounds below, between and above the knots."""
+        sizes = [tuple(one.shape) for one in (self.low_, self.high_)]
+        ordered = self.knots_.ndim == 1 and sizes == [(len(self.knots_) + 1,)] * 2
+        return ordered and inside((self.low_ + self.high_) / 2) and bool((self.low_ <= self.high_).all())
 
     def bounds(self, top: Float64[np.ndarray, "n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
         """p0 and p1 of top probabilities."""

@@ -84,7 +84,7 @@ def _flags(settings: str) -> str:
 
 
 def _snake(name: str) -> str:
-    """The probe of a class.
+    """The name of a probe, from that of its class.
 
     >>> _snake("PreActivation")
     'pre_activation'

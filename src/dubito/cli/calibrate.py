@@ -9,7 +9,9 @@ from dubito.cli import _console as options
 from dubito.cli._console import Bootstrap, Screen, command, option
 from dubito.storage import Place
 
-Saved = Annotated[Place | None, option("Calibrate the logits first, as `dubito calibrate --to DIR` has found.", "DIR")]
+Saved = Annotated[
+    Place | None, option("Calibrate the logits first, by a method that `dubito calibrate --to DIR` saved.", "DIR")
+]
 
 
 @command
@@ -36,12 +38,12 @@ def calibrate(
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
     with screen.waiting("fitting every method on every fold"):
-        found = choose(table, method or None, folds=folds, **vars(bootstrap))
-    saved = save_calibration(found.method, to) if to is not None and found.method is not None else None
-    if to is not None and found.method is None:
+        choice = choose(table, method or None, folds=folds, **vars(bootstrap))
+    saved = save_calibration(choice.method, to) if to is not None and choice.method is not None else None
+    if to is not None and choice.method is None:
         screen.note(f"nothing is saved in '{to}': no calibration is recommended.")
-    written = {"to": saved, "csv": csv and found.to_csv(csv), "page": html and found.to_html(html)}
-    screen.show(found, written=written)
+    written = {"to": saved, "csv": csv and choice.to_csv(csv), "page": html and choice.to_html(html)}
+    screen.show(choice, written=written)
 
 
 def calibrated(table: "dubito.Table", saved: Place | None) -> "dubito.Table":

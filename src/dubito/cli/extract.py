@@ -41,7 +41,7 @@ LabelSpace = Annotated[
 class Reading:
     """Options of commands that run a model over images, as the library's functions take them."""
 
-    labels: Annotated[Path | None, option("A CSV of image names and labels.", "FILE")] = None
+    labels: Annotated[Place | None, option("A CSV of image names and labels.", "FILE")] = None
     label_space: LabelSpace = None
     batch_size: Annotated[int | None, option("Images per forward pass.", min=1)] = None
     workers: Annotated[int | None, option("Processes that decode images.", min=0)] = None
@@ -176,7 +176,7 @@ def extract(
 def label(
     screen: Screen,
     cache: options.Cache,
-    labels: Annotated[Path, Argument(metavar="LABELS", help="A CSV of image names and labels.")],
+    labels: Annotated[Place, Argument(metavar="LABELS", help="A CSV of image names and labels.")],
     *,
     label_space: LabelSpace = None,
 ) -> None:

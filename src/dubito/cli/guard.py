@@ -180,7 +180,7 @@ def watch(
         str | None, Argument(metavar="[IMAGES]", help="New images, or a cache of them; without, show the state.")
     ] = None,
     *,
-    labels: Annotated[Path | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
+    labels: Annotated[Place | None, option("True classes of images that it has seen: path,label.", "FILE.csv")] = None,
     drawn: Annotated[
         bool, Option("--drawn", help="The labelled images were drawn at random by you, not by --request-labels.")
     ] = False,
@@ -235,7 +235,7 @@ def watch(
 def _check_watch_options(
     images: str | None,
     csv: Path | None,
-    labels: Path | None,
+    labels: Place | None,
     to: Path | None,
     *,
     drawn: bool,
@@ -260,7 +260,7 @@ def _beside(guard: Place) -> Path:
     return place.with_name(f"{place.name}.watch")
 
 
-def _filled_in(screen: Screen, watched: "Watch", path: Path) -> dict[str, int | None]:
+def _filled_in(screen: Screen, watched: "Watch", path: Place) -> dict[str, int | None]:
     """The labels of a file, by image, without those that nobody has filled in yet."""
     from dubito.data.labels import labels_by_image
 
@@ -319,7 +319,7 @@ def _shares(missed: Sequence[str]) -> dict[str | int, float]:
 
 def _check_place(to: Place) -> None:
     """Raise where no guard can be written, before anything that takes long."""
-    from dubito.guard.guard import FOLDER
+    from dubito.guard.guard_folder import FOLDER
 
     FOLDER.check_place(to)
 

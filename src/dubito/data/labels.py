@@ -33,7 +33,7 @@ from dubito.data.files import is_image
 from dubito.data.image_set import Labelled, some
 from dubito.errors import ImagesError
 from dubito.storage import reading
-from dubito.storage.locations import Place, to_place
+from dubito.storage.locations import Place, RemotePath, to_place
 from dubito.types import Images
 
 LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
@@ -60,10 +60,10 @@ def with_labels(images: Images, labels: Labels, undecoded: Collection[int] = ())
         undecoded: Rows that nobody will use, and that may lack a label. They get the first one of all, so that every
             row has one.
     """
-    what = f"labels file '{labels}'" if isinstance(labels, (str, Path)) else "labels"
+    what = f"labels file '{labels}'" if _is_file(labels) else "labels"
     if is_series(labels):
         labels = labels.to_list()
-    if isinstance(labels, (str, Path, Mapping)) or is_frame(labels):
+    if isinstance(labels, Mapping) or _is_file(labels) or is_frame(labels):
         labels = labels_by_image(labels)
         # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
         numbers, classes = to_labels(list(labels.values()), what)
@@ -333,7 +333,7 @@ def labels_by_image(labels: Labels) -> Mapping[Any, Any]:
     """Labels by the names of images: those of a mapping, a CSV file or a frame."""
     if isinstance(labels, Mapping):
         return labels
-    from_file = isinstance(labels, (str, Path))
+    from_file = _is_file(labels)
     if not from_file and not is_frame(labels):
         raise ImagesError(
             f"labels must be a mapping from image to label, a CSV file or a frame; got {type(labels).__name__}. Name "
@@ -348,6 +348,11 @@ def labels_by_image(labels: Labels) -> Mapping[Any, Any]:
             f"Name the column of labels 'label'."
         )
     return dict(zip(table.names(what), table.column(column), strict=True))
+
+
+def _is_file(labels: Labels) -> bool:
+    """Whether labels are the path or the address of a file."""
+    return isinstance(labels, str | Path | RemotePath)
 
 
 def _match(keys: Sequence[str], ids: Sequence[str]) -> dict[int, int]:

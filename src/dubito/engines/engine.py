@@ -101,7 +101,7 @@ class LocalEngine:
 
     @property
     def default_threads(self) -> int:
-        """As torch is set."""
+        """As many as torch uses in this process."""
         return torch.get_num_threads()
 
     def run(

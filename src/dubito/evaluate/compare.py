@@ -185,7 +185,7 @@ class Question:
 
     @property
     def title(self) -> str:
-        """Its heading."""
+        """The heading of its column."""
         return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
 
     @property

@@ -100,12 +100,12 @@ class Collection:
         self._values: dict[str, np.ndarray] = {}
         self._sorted: dict[str, np.ndarray] = {}
         self._lock = Lock()
-        found = available_scores(table, learn_from)
-        self.scores = self._computable(found.scores, table)
-        self.notices += found.remarks
-        if found.unfitted:
+        available = available_scores(table, learn_from)
+        self.scores = self._computable(available.scores, table)
+        self.notices += available.remarks
+        if available.unfitted:
             self.notices.append(
-                f"Not shown are scores that learn from other in-distribution images ({', '.join(found.unfitted)}): "
+                f"Not shown are scores that learn from other in-distribution images ({', '.join(available.unfitted)}): "
                 f"open the explorer with images that they can learn from."
             )
         self._own_values = {name: one for name, one in (scores or {}).items() if not isinstance(one, Score)}

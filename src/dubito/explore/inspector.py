@@ -254,8 +254,8 @@ class Inspector:
             values = torch.cat([best[0], cosine]).topk(_NEIGHBOURS)
             rows = torch.cat([best[1], torch.arange(start, start + len(batch))])
             best = values.values, rows[values.indices]
-        found = [(one, similar) for one, similar in zip(best[1].tolist(), best[0].tolist(), strict=True) if one >= 0]
-        return [self._neighbour(one, similar) for one, similar in found if math.isfinite(similar)]
+        nearest = [(one, similar) for one, similar in zip(best[1].tolist(), best[0].tolist(), strict=True) if one >= 0]
+        return [self._neighbour(one, similar) for one, similar in nearest if math.isfinite(similar)]
 
     def _neighbour(self, row: int, similarity: float) -> Json:
         shown, first = self._summary(row), self.collection.first_score

@@ -216,10 +216,10 @@ class _Api:
 
     def risk(self, request: Request, _: bytes) -> Json:
         """A threshold that keeps a risk."""
-        asked = request.query_params
-        confidence = _number(asked.get("confidence", str(CONFIDENCE)))
+        query = request.query_params
+        confidence = _number(query.get("confidence", str(CONFIDENCE)))
         return risk_target(
-            *self._outcomes(asked.get("score", "")), risk=_number(asked.get("risk", "")), confidence=confidence
+            *self._outcomes(query.get("score", "")), risk=_number(query.get("risk", "")), confidence=confidence
         )
 
     def _outcomes(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -73,7 +73,7 @@ def mean_interval(losses: Float64[np.ndarray, "n"], confidence: float) -> Interv
 
 
 def _evidence(losses: Float64[np.ndarray, "n"], mean: float) -> float:
-    """Log E_n alone."""
+    """The logarithm of E_n for one mean."""
     capitals = [float(np.log1p(stake * (mean - losses) / (1 - mean)).sum()) for stake in STAKES]
     return float(np.logaddexp.reduce(capitals)) - math.log(len(STAKES))
 

@@ -73,7 +73,7 @@ class DensityRatio:
         return self
 
     def weights(self, table: Table) -> Float64[np.ndarray, "n"]:
-        """W of every row."""
+        """The weight w of every row."""
         if self.weight_ is None:
             raise NotFittedError("DensityRatio: fit(source, target) comes first, with images of both.")
         table.require("feature", by="DensityRatio")

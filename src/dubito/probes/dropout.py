@@ -79,7 +79,7 @@ class Dropout(EnsembleProbe):
             )
 
     def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
-        """Of each pass."""
+        """The logits of one pass after the other."""
         batch = tensors_digest({"x": x})
         for member in range(self.passes):
             z, _ = self._features(model, x, pass_seed(self.seed, member, batch))

@@ -83,7 +83,7 @@ class Views(EnsembleProbe):
             )
 
     def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
-        """Of each view."""
+        """The logits of one view after the other."""
         for name in self.views:
             yield model.logits(model.features(view(x, name, self.amount)))
 
@@ -131,7 +131,7 @@ class Noise(EnsembleProbe):
             )
 
     def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
-        """Of each copy."""
+        """The logits of one noisy copy after the other."""
         for copy in range(self.copies):
             yield model.logits(model.features(self._copy(x, copy)))
 

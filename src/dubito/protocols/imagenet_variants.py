@@ -237,7 +237,7 @@ class ImagenetVariants(Result):
         return 100 * statistics.fmean(statistics.fmean(errors[name].values()) / ALEXNET[name] for name in ALEXNET)
 
     def title(self) -> str:
-        """The model."""
+        """Which model was evaluated."""
         return f"Variants of ImageNet: {self.model}"
 
     def facts(self) -> dict[str, str]:
@@ -266,8 +266,8 @@ class ImagenetVariants(Result):
 
 
 def _selective(u: Tensor, wrong: Tensor) -> SelectivePrediction:
-    found = auroc(u, wrong) if has_both(wrong) else None
-    return SelectivePrediction(found, aurc(u, wrong), errors_at_coverage(u, wrong)[USUAL])
+    area = auroc(u, wrong) if has_both(wrong) else None
+    return SelectivePrediction(area, aurc(u, wrong), errors_at_coverage(u, wrong)[USUAL])
 
 
 def _folders(roots: Mapping[str, str | Path]) -> dict[tuple[str, ...], Path]:

@@ -86,8 +86,8 @@ class Components:
 
 def principal_components(table: Table, components: int, *, seed: int = 0) -> Float64[np.ndarray, "n k"]:
     """The first principal components of every row, at least two."""
-    found = Components.of(table, components, seed=seed)
-    return np.concatenate([found.project(z) for z in _blocks(table)])
+    fitted = Components.of(table, components, seed=seed)
+    return np.concatenate([fitted.project(z) for z in _blocks(table)])
 
 
 def lay_out(

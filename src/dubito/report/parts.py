@@ -20,6 +20,7 @@ from dubito.evaluate.evaluate import Evaluation, evaluate
 from dubito.explain.diagnosis import Diagnosis, diagnose
 from dubito.explain.structure import Structure, structure
 from dubito.guard import Guard
+from dubito.guard.missed import alerts
 from dubito.guard.thresholds import Guarantee, needed
 from dubito.heads.linear_logits import linear_logits
 from dubito.protocols.corruption_curve import CorruptionCurves, corruption_curve
@@ -45,7 +46,7 @@ _LAYER_BATCHES = 10
 _EXACT = 1e-3
 """Share of the logits' deviation that a recovered layer may miss: half precision costs about as much."""
 
-Found = TypeVar("Found")
+AnyPart = TypeVar("AnyPart")
 
 
 class Missing(NamedTuple):
@@ -109,7 +110,7 @@ class Parts:
     seed: int
     missing: dict[str, Missing] = field(default_factory=dict)
 
-    def attempt(self, part: str, lacks: str | None, compute: Callable[[], Found]) -> Found | None:
+    def attempt(self, part: str, lacks: str | None, compute: Callable[[], AnyPart]) -> AnyPart | None:
         """The part, unless it lacks something, or an error says why it cannot be computed."""
         if lacks is not None:
             self.missing[part] = Missing(lacks)
@@ -165,22 +166,22 @@ class Parts:
                 fitted = Guard.fit(None, self.table, coverage=0.5, sets=False, **options)
         else:
             fitted = guard
-        decisions = {}
+        compared = {}
         for name, one in self.ood.items():
             with suppress(DubitoError):  # a column that the guard reads is missing there
-                decisions[name] = fitted.decide(one)
+                decisions = fitted.decide(one)
+                refused = decisions.novel | (alerts(fitted.missed, one) >= 0)
+                compared[name] = decisions.uncertainty.masked_fill(refused, torch.inf)
 
         def at(risk: float) -> AcceptedAtRisk:
-            guarantee = Guarantee("risk", risk, fitted.guarantee.confidence)
+            # With missed classes, whose thresholds were chosen on the same images, the test is stricter.
+            guarantee = Guarantee("risk", risk, fitted.guarantee.confidence, missed=fitted.guarantee.missed)
             try:
                 threshold = guarantee.threshold(fitted.calibration.outcomes)
             except GuardError as error:
                 instead = guarantee.feasible(fitted.calibration.outcomes, fitted.rows["table"])
                 return AcceptedAtRisk(risk, None, None, len(fitted.calibration), instead or str(error), {})
-            accepted = {
-                name: float(((one.uncertainty <= threshold.value) & ~one.novel).double().mean())
-                for name, one in decisions.items()
-            }
+            accepted = {name: float((u <= threshold.value).double().mean()) for name, u in compared.items()}
             return AcceptedAtRisk(risk, threshold.accepted, threshold.errors, threshold.of, "", accepted)
 
         return Acceptance(

@@ -81,6 +81,16 @@ def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
     return out
 
 
+def with_held_out(
+    table: Table, classes: Int64[Tensor, "c"], out: Bool[Tensor, "n"], *, by: str, column: str = "feature"
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """As `labelled`, with which rows are held out (n)."""
+    start = 0
+    for z, label in labelled(table, classes, by=by, column=column):
+        yield z, label, out[start : start + len(label)]
+        start += len(label)
+
+
 def lengths(feature: Float[Tensor, "n d"], by: str) -> Float[Tensor, "n"]:
     """The length of every row; ValueRangeError for a row that has no direction."""
     norm: Tensor = torch.linalg.vector_norm(feature, dim=-1)

@@ -62,7 +62,7 @@ class ASH(ScoreOfFeatures):
         check_number(self.percentile, "[0, 1)", by=self.name, what="percentile", hint="The paper takes 0.90.")
 
     def learn(self, table: Table) -> None:
-        """The last layer."""
+        """Recover the last layer."""
         by = "ash.fit"
         refuse_negative(table, by=by)
         layer = last_layer(table, by=by)

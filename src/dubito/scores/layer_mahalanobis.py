@@ -11,16 +11,16 @@ alone put the layers on one scale. The sum is the default, because noise of sing
 The column `layers` holds all layers side by side; their widths are in the notes of the layers probe.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.scores._features import ScoreOfFeatures, classes_of, held_out, labelled
+from dubito.scores._features import ScoreOfFeatures, classes_of, held_out, with_held_out
 from dubito.scores.gaussians import squared_distances
 from dubito.scores.mahalanobis import ClassScatter
 from dubito.scores.mahalanobis_pp import scaled
@@ -79,7 +79,7 @@ class LayerMahalanobis(ScoreOfFeatures):
         classes = classes_of(table, by)
         scatters = [ClassScatter(len(classes), width) for width in widths]
         logs = torch.zeros(len(widths), dtype=torch.float64)
-        for z, label, held in _with_held(table, classes, out, by):
+        for z, label, held in with_held_out(table, classes, out, by=by, column="layers"):
             for number, part in enumerate(torch.split(z[~held], widths, dim=1)):
                 rows, lengths = scaled(part, self.power, f"{by}: layer {number}")
                 scatters[number].add(rows, label[~held])
@@ -94,7 +94,7 @@ class LayerMahalanobis(ScoreOfFeatures):
         self.widths_ = torch.tensor(widths)
         self.means_ = torch.cat([one.means for one in fitted], dim=1)
         self.factors_ = torch.cat([one.factor.flatten() for one in fitted])
-        parts = [self._distances(z[held]) for z, _, held in _with_held(table, classes, out, by)]
+        parts = [self._distances(z[held]) for z, _, held in with_held_out(table, classes, out, by=by, column="layers")]
         distances = torch.cat(parts)
         spread = distances.std(0, correction=0)
         self.centres_, self.scales_ = distances.mean(0), torch.where(spread > 0, spread, 1.0)
@@ -130,13 +130,3 @@ class LayerMahalanobis(ScoreOfFeatures):
                 f"{table.name}; {got}. Extract with the layers probe, or pass widths=[...], one number per layer."
             )
         return [int(width) for width in widths]
-
-
-def _with_held(
-    table: Table, classes: Tensor, out: Bool[Tensor, "n"], by: str
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, where their labels stand among the classes, and which of them are held out."""
-    start = 0
-    for z, label in labelled(table, classes, by=by, column="layers"):
-        yield z, label, out[start : start + len(label)]
-        start += len(label)

@@ -101,9 +101,29 @@ class ClassScatter:
         return ClassGaussians(scale * means, factors[0], scale * mean, factors[1])
 
 
+class ScoreOfGaussians(ScoreOfFeatures):
+    """A distance to the nearest of `ClassGaussians`, which are kept as the attributes that scores are saved by."""
+
+    means_: Float64[Tensor, "c d"]
+    factor_: Float64[Tensor, "d d"]
+    background_mean_: Float64[Tensor, "d"]
+    background_factor_: Float64[Tensor, "d d"]
+
+    @property
+    def gaussians(self) -> ClassGaussians:
+        """What was fitted."""
+        self.check_fitted()
+        return ClassGaussians(self.means_, self.factor_, self.background_mean_, self.background_factor_)
+
+    @gaussians.setter
+    def gaussians(self, fitted: ClassGaussians) -> None:
+        self.means_, self.background_mean_ = fitted.means, fitted.background_mean
+        self.factor_, self.background_factor_ = fitted.factor, fitted.background_factor
+
+
 @final
 @dataclass
-class Mahalanobis(ScoreOfFeatures):
+class Mahalanobis(ScoreOfGaussians):
     """The squared Mahalanobis distance to the nearest class mean, with one covariance for all classes.
 
     Attributes:
@@ -134,15 +154,7 @@ class Mahalanobis(ScoreOfFeatures):
         scatter = ClassScatter(len(classes), table.shape("feature")[1])
         for z, label in labelled(table, classes, by=by):
             scatter.add(z, label)
-        fitted = scatter.gaussians(regularisation=self.regularisation, by=by)
-        self.means_, self.background_mean_ = fitted.means, fitted.background_mean
-        self.factor_, self.background_factor_ = fitted.factor, fitted.background_factor
-
-    @property
-    def gaussians(self) -> ClassGaussians:
-        """What was fitted."""
-        self.check_fitted()
-        return ClassGaussians(self.means_, self.factor_, self.background_mean_, self.background_factor_)
+        self.gaussians = scatter.gaussians(regularisation=self.regularisation, by=by)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""

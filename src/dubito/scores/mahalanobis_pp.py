@@ -16,17 +16,18 @@ rows, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - lo
 choose among all powers: it is minus infinity at power 1, whatever the data, as lengths are lost there.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from dubito.metrics import aurc
-from dubito.scores._features import ScoreOfFeatures, classes_of, held_out, labelled, lengths
+from dubito.scores._features import classes_of, held_out, labelled, lengths, with_held_out
 from dubito.scores.gaussians import squared_distances
-from dubito.scores.mahalanobis import ClassGaussians, ClassScatter
+from dubito.scores.mahalanobis import ClassGaussians, ClassScatter, ScoreOfGaussians
 from dubito.table import Table
 from dubito.validate import check_number, check_seed
 
@@ -47,7 +48,7 @@ def scaled(z: Float[Tensor, "n d"], power: float, by: str) -> tuple[Float64[Tens
 
 @final
 @dataclass
-class MahalanobisPP(ScoreOfFeatures):
+class MahalanobisPP(ScoreOfGaussians):
     """The squared Mahalanobis distance to the nearest class mean, of features at length one.
 
     Attributes:
@@ -83,16 +84,10 @@ class MahalanobisPP(ScoreOfFeatures):
 
     def learn(self, table: Table) -> None:
         """Means and the scatter around them, in one pass; with "choose" after a fit and a look for every power."""
-        power = self._chosen(table) if self.power == "choose" else float(self.power)
-        fitted, self.length_ = self._fitted(table, power)
-        self.power_, self.means_, self.factor_ = power, fitted.means, fitted.factor
-        self.background_mean_, self.background_factor_ = fitted.background_mean, fitted.background_factor
-
-    @property
-    def gaussians(self) -> ClassGaussians:
-        """What was fitted, of scaled features."""
-        self.check_fitted()
-        return ClassGaussians(self.means_, self.factor_, self.background_mean_, self.background_factor_)
+        classes = classes_of(table, "mahalanobis_pp.fit")
+        self.power_ = self._chosen(table, classes) if self.power == "choose" else float(self.power)
+        rows = labelled(table, classes, by="mahalanobis_pp.fit")
+        self.gaussians, self.length_ = self._fitted(rows, self.power_, len(classes), table.shape("feature")[1])
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
@@ -101,32 +96,27 @@ class MahalanobisPP(ScoreOfFeatures):
         return self.gaussians.distances(z * self.length_**self.power_, relative=self.relative)
 
     def _fitted(
-        self, table: Table, power: float, without: Bool[Tensor, "n"] | None = None
+        self, rows: Iterable[tuple[Tensor, Tensor]], power: float, c: int, d: int
     ) -> tuple[ClassGaussians, float]:
-        """Gaussians of scaled features and s, of all rows or of those that are not held out."""
-        by, total, rows, start = "mahalanobis_pp.fit", 0.0, 0, 0
-        classes = classes_of(table, by)
-        scatter = ClassScatter(len(classes), table.shape("feature")[1])
-        for feature, label in labelled(table, classes, by=by):
-            keep = slice(None) if without is None else ~without[start : start + len(label)]
-            start += len(label)
-            z, logs = scaled(feature[keep], power, by)
-            scatter.add(z, label[keep])
-            total, rows = total + float(logs.sum()), rows + len(logs)
-        s = float(torch.tensor(total / rows, dtype=torch.float64).exp()) if power else 1.0
+        """Gaussians of scaled features and s, of features and the places of their classes, batch by batch."""
+        by, total, count = "mahalanobis_pp.fit", 0.0, 0
+        scatter = ClassScatter(c, d)
+        for feature, label in rows:
+            z, logs = scaled(feature, power, by)
+            scatter.add(z, label)
+            total, count = total + float(logs.sum()), count + len(logs)
+        s = float(torch.tensor(total / count, dtype=torch.float64).exp()) if power else 1.0
         return scatter.gaussians(regularisation=self.regularisation, by=by, scale=s**power), s
 
-    def _chosen(self, table: Table) -> float:
+    def _chosen(self, table: Table, classes: Int64[Tensor, "c"]) -> float:
         """The power with the smallest area under the risk-coverage curve of held-out rows."""
-        by = "mahalanobis_pp.fit"
-        classes, without = classes_of(table, by), held_out(table, self.seed, by)
-        areas = {}
+        by, d = "mahalanobis_pp.fit", table.shape("feature")[1]
+        without, areas = held_out(table, self.seed, by), {}
         for power in _POWERS:
-            gaussians, s = self._fitted(table, power, without)
-            kept, parts, start = torch.zeros(len(classes), dtype=torch.bool), [], 0
-            for feature, label in labelled(table, classes, by=by):
-                out = without[start : start + len(label)]
-                start += len(label)
+            rest = ((z[~out], label[~out]) for z, label, out in with_held_out(table, classes, without, by=by))
+            gaussians, s = self._fitted(rest, power, len(classes), d)
+            kept, parts = torch.zeros(len(classes), dtype=torch.bool), []
+            for feature, label, out in with_held_out(table, classes, without, by=by):
                 kept[label[~out]] = True
                 z, _ = scaled(feature[out], power, by)
                 least = squared_distances(z * s**power, gaussians.means, gaussians.factor).min(1)

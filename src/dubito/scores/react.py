@@ -56,11 +56,11 @@ def percentile_of(blocks: Callable[[], Iterator[Tensor]], share: float) -> float
         keys = _ordered(block)
         for one in lower:
             lower[one] += torch.bincount(keys[keys >> 16 == one] & (_HALF - 1), minlength=_HALF)
-    found = [
+    neighbours = [
         _number((one << 16) + int(torch.searchsorted(lower[one].cumsum(0), rank - int(starts[one]), right=True)))
         for rank, one in sorted(bins.items())
     ]
-    return found[0] + (place - math.floor(place)) * (found[-1] - found[0])
+    return neighbours[0] + (place - math.floor(place)) * (neighbours[-1] - neighbours[0])
 
 
 @final
@@ -113,6 +113,6 @@ def _ordered(values: Float[Tensor, "..."]) -> Int64[Tensor, "_"]:
 
 
 def _number(key: int) -> float:
-    """Back from `_ordered`."""
+    """The number that `_ordered` gives this place in the order."""
     bits = torch.tensor(key - (1 << 31), dtype=torch.int32)
     return float((bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32))

@@ -146,7 +146,7 @@ class ScaledEntropy(ScoreOfSoftmax):
 
     @property
     def divisor(self) -> float:
-        """1 / scale."""
+        """1 / scale, which divides the logits."""
         return 1 / self.scale
 
 
@@ -194,7 +194,7 @@ class Energy(ScoreOfSoftmax):
 
     @property
     def divisor(self) -> float:
-        """T."""
+        """T, which divides the logits."""
         return self.temperature
 
 

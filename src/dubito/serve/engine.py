@@ -62,11 +62,11 @@ class PreparedImages(ImageSet):
         self._inputs = inputs
 
     def read(self, index: int) -> Tensor:
-        """One of them."""
+        """One input, as it was sent."""
         return self._inputs[index]
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
-        """Hashes of their pixels."""
+        """A hash of each input."""
         return [hash_bytes(self._inputs[row].numpy().tobytes()) for row in rows]
 
 

@@ -1,20 +1,34 @@
-"""What guard.json must look like, and which of its entries must agree, for a guard to decide by it.
+"""A guard as a folder: what is written, and which entries must agree for a guard that is read to decide by them.
 
 Whoever can change the file can make its hash agree, so the hash is no reason to trust it: without these checks, a guard
 whose thresholds of classes are missing would decide by another rule than the one that it states, and others would fail
 at the first image.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
-from dubito.guard.missed import GRID
-from dubito.guard.thresholds import CLASS, GuaranteeKind
-from dubito.storage import COUNT
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from dubito.guard.conformal import PredictionSets
+from dubito.guard.costs import CostMatrix
+from dubito.guard.groups import GroupThreshold
+from dubito.guard.identity import class_counts
+from dubito.guard.missed import GRID, MissedThreshold
+from dubito.guard.selection import ScoreSelection
+from dubito.guard.shift import Observations
+from dubito.guard.thresholds import CLASS, Guarantee, GuaranteeKind, Threshold
+from dubito.scores.registry import check_registered
+from dubito.storage import COUNT, Place, SavedFolder, check_layout, write_file
+from dubito.table.provenance import Provenance
 
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
+FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
+_OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
 _SETS = {
     "coverage": float,
     "method": str,
@@ -37,7 +51,7 @@ _GROUP = {
     "of": COUNT,
     "reason": str,
 }
-LAYOUT = {
+_LAYOUT = {
     "guarantee": {
         "kind": str,
         "level": float,
@@ -62,7 +76,53 @@ LAYOUT = {
 """Of guard.json."""
 
 
-def check_guard(guard: "Guard") -> None:
+def write_guard(guard: "Guard", folder: Place) -> None:
+    """Write a guard into a folder: JSON and safetensors."""
+    for score in guard.selection.scores.values():
+        check_registered(score)
+    described = {
+        **guard.to_dict(),
+        "scores": list(guard.selection.scores),
+        "classes": None if guard.classes is None else list(guard.classes),
+        "provenance": None if guard.provenance is None else guard.provenance.to_json(),
+    }
+
+    def write_parts(parts: Path) -> None:
+        guard.selection.write(parts)
+        if guard.costs is not None:
+            write_file(parts / _COSTS, save({"costs": guard.costs.costs}))
+        arrays = {name: np.ascontiguousarray(one) for name, one in guard.calibration.arrays().items()}
+        write_file(parts / _OBSERVED, save(arrays))
+
+    FOLDER.save(folder, lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", write_parts)})
+
+
+def read_guard(kind: "type[Guard]", folder: Place, described: Mapping[str, Any]) -> "Guard":
+    """The guard that a description and its parts make."""
+    check_layout(described, _LAYOUT)
+    parts = FOLDER.part(folder, described["parts"])
+    guarantee, costs = Guarantee.from_json(described["guarantee"]), None
+    if guarantee.kind == "cost":
+        matrix = load_file(parts / _COSTS)["costs"]
+        costs = CostMatrix.of(matrix, len(matrix))
+    guard = kind(
+        guarantee=guarantee,
+        threshold=Threshold(**described["threshold"]),
+        selection=ScoreSelection.read(parts, described),
+        calibration=Observations.from_arrays(load_file(parts / _OBSERVED)),
+        sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
+        classes=described["classes"],
+        provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
+        rows=described["rows"],
+        groups=tuple(GroupThreshold.from_json(one) for one in described.get("groups", ())),
+        missed=tuple(MissedThreshold.from_json(one) for one in described.get("missed", ())),
+        costs=costs,
+    )
+    _check_guard(guard)
+    return guard
+
+
+def _check_guard(guard: "Guard") -> None:
     """Raise ValueError unless the parts of a guard that was read agree with each other."""
     for what, agrees in _checks(guard):
         if not agrees:
@@ -83,7 +143,7 @@ def _checks(guard: "Guard") -> Iterator[tuple[str, bool]]:
     if costs is not None and loss is not None:
         yield "its costs", (costs.largest, costs.two_costs) == (guarantee.largest, guarantee.two_costs)
         yield "costs of the calibration images", bool(((loss >= 0) & (loss <= costs.largest)).all())
-    yield "its classes", len(set(_class_counts(guard))) <= 1
+    yield "its classes", len(set(class_counts(guard))) <= 1
 
 
 def _checks_of_groups(guard: "Guard") -> Iterator[tuple[str, bool]]:
@@ -101,16 +161,6 @@ def _checks_of_missed(guard: "Guard") -> Iterator[tuple[str, bool]]:
     labels = [one.label for one in guard.guarantee.missed]
     yield "thresholds of missed classes", [one.label for one in guard.missed] == labels
     yield "its missed classes", len(set(labels)) == len(labels)
-    yield "its missed classes", all(label < count for label in labels for count in _class_counts(guard))
+    yield "its missed classes", all(label < count for label in labels for count in class_counts(guard))
     for one in guard.missed:
         yield "a threshold of a missed class", one.value in GRID and one.missed <= one.of
-
-
-def _class_counts(guard: "Guard") -> Iterator[int]:
-    """How many classes there are, by every part that shows it."""
-    if guard.classes is not None:
-        yield len(guard.classes)
-    if guard.guarantee.per == CLASS:
-        yield len(guard.groups)
-    if guard.costs is not None:
-        yield len(guard.costs.costs)
