@@ -92,6 +92,7 @@ def figures(answer: dict[str, Any]) -> dict[str, float]:
             "recall": float(wrong[flagged].sum() / wrong.sum()),
             "average_precision": float(average_precision_score(wrong, answer["rank"]())),
             **at_recall(wrong, answer["rank"]()),
+            **at_count(wrong, answer["rank"]()),
         }
     return {key: float(value) for key, value in answer.items()}
 
@@ -104,6 +105,18 @@ def at_recall(wrong: np.ndarray, rank: np.ndarray) -> dict[str, float]:
     return {
         f"precision_at_recall_{share}": float(hits[at] / (at + 1)) for share, at in zip(shares, places, strict=True)
     }
+
+
+def at_count(wrong: np.ndarray, rank: np.ndarray) -> dict[str, float]:
+    """Precision and recall of as many flags for both sides: the first 1 and 4 % of the ranking."""
+    order, found = np.argsort(-rank, kind="stable"), {}
+    for share in (1, 4):
+        hits = wrong[order[: len(wrong) * share // 100]]
+        found |= {
+            f"precision_of_first_{share}_percent": float(hits.mean()),
+            f"recall_of_first_{share}_percent": float(hits.sum() / wrong.sum()),
+        }
+    return found
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
     python experiments/find_label_issues.py --data DIR --more-data DIR [--cache DIR] [--write]
 
 --data has cifar10_45k/ (resnet56_45k.safetensors), cifar10_resnets/ (resnet20.pt and so on), cifar10h/
-(cifar10h-counts-first5000.npy) and imagenet_val_dev2000/ (images256.zip, labels.csv), --more-data cifar10.npz (test_images, test_labels). None of the models was trained on these labels. Of all labels, 5 % are changed
-to another class at random, or none. Three kinds of predictions: ResNet-56 of CIFAR-10's test images, cross-validated
-linear classifiers on its features, and EfficientNet-Lite0 of ImageNet photographs. Which labels are reported was chosen
-on the first 3,584 test images and on every second of 2,000 photographs; the others are measured. Means over five draws
-of which labels are changed. "right by estimate" is the share of flagged labels that the result itself expects to be
-right. Wrong labels that the data sets have of their own count as mistakes here. Where no label is shown to
-be wrong, the most suspicious hundredth is flagged. "cleanlab" is its confident learning on the same predictions, with
-its defaults (pip install cleanlab); `benchmarks/label_issues.py` compares the time.
+(cifar10h-counts-first5000.npy) and imagenet_val_dev2000/ (images256.zip, labels.csv), --more-data cifar10.npz
+(test_images, test_labels). None of the models was trained on these labels; the ResNets of the real errors were chosen
+by them. Of all labels, 5 % are changed to another class at random, or none. Three kinds of predictions: ResNet-56 of
+CIFAR-10's test images, cross-validated linear classifiers on its features, and EfficientNet-Lite0 of ImageNet
+photographs. Which labels are reported was chosen on the first 3,584 test images and on every second of 2,000
+photographs; the others are measured. Means over five draws of which labels are changed. "right by estimate" is the
+share of flagged labels that the result itself expects to be right. Wrong labels that the data sets have of their own
+count as mistakes here. Where no label is shown to be wrong, the most suspicious hundredth is flagged. "cleanlab" is its
+confident learning on the same predictions, with its defaults (pip install cleanlab); `benchmarks/label_issues.py`
+compares the time.
 
 Real errors: labels of the first 5,000 test images that most people contradict (CIFAR-10H), by ResNet-20, -32, -44 and
 -56. Average precision of both rankings (cleanlab's by its default label quality score), their difference with the
