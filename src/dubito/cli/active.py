@@ -67,7 +67,6 @@ def label_issues(
             "The smallest probability to report. [default: 0.1, or more, so that two thirds are wrong by estimate; "
             "if none is, the most suspicious hundredth]",
             "P",
-            "P",
         ),
     ] = None,
     cross_validate: Annotated[
