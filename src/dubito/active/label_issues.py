@@ -18,7 +18,8 @@ Reported are labels with P(wrong) >= 0.1, the most probable first, as far as two
 estimate: a good model finds nearly all, and the list of a weak one ends early. Both limits were chosen on the first
 3,584 test images of CIFAR-10 and every second of 2,000 ImageNet photographs; experiments/find_label_issues.py measures
 them on the others. Where no label is shown to be wrong, the most suspicious hundredth of the table is reported instead:
-people contradict more of these than of others, though errors of the model explain them as well.
+people contradict more of these than of others, though errors of the model explain them as well. The one half and the
+hundredth were chosen while looking at the labels of CIFAR-10 that people contradict; no others have been measured.
 
 Predictions must come from a model that was not trained on these labels. By default they are the model's own if the
 labels are its classes; else those of linear classifiers on the features, each fitted without the images it predicts,
