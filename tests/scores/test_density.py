@@ -10,6 +10,7 @@ from dubito.errors import DubitoWarning, MissingColumnError, NotFittedError, Tab
 from dubito.scores.density import Density, default_density, describe_density, in_space
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.registry import load_score, save_score
+from dubito.scores.residual import Residual
 from dubito.scores.softmax import Entropy
 from dubito.table import Table
 from tests.scores.clusters import data
