@@ -10,15 +10,15 @@ Their levels were never released (OPEN); ours are these five, and severity 0 is 
 | zoom | 1.25 | 1.75 | 2.5 | 4 | 6 | magnification |
 | noise | 0.04 | 0.08 | 0.16 | 0.32 | 0.64 | standard deviation, in full scales 0..255 |
 
-Two more, ours, leave an image's fine detail or its spectrum, and nothing of what it shows:
+Two more, ours, leave an image's fine detail or its spectrum, and nothing in its place:
 
 | severity | 1 | 2 | 3 | 4 | 5 | unit |
 |---|---|---|---|---|---|---|
 | jigsaw | 2 | 3 | 4 | 6 | 8 | pieces along each side, which are shuffled |
 | scramble | 0.2 | 0.4 | 0.6 | 0.8 | 1 | share of the phases of noise that is added to those of the image |
 
-`STAND_INS` are those that leave no object to recognise at severity 5. The grey box is not one of them: it leaves a
-fifth of the photograph as it was.
+`STAND_INS` are those that change the whole image. The grey box is not one of them: at severity 5, it leaves a fifth of
+the photograph as it was.
 
 A seed fixes the noise, its phases, and the place of box and zoom for all severities: there, the levels of an image
 differ in strength only.
