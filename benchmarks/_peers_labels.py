@@ -27,14 +27,15 @@ def label_issues(columns: Columns) -> Contender:
 
 
 def confident_learning(columns: Columns) -> Contender:
-    """In one process: those of its own take longer to start."""
+    """In one process: those of its own take longer to start. From logits, as ours."""
     from cleanlab.filter import find_label_issues  # noqa: PLC0415
     from cleanlab.rank import get_label_quality_scores  # noqa: PLC0415
 
-    p = columns["train_logit"].double().softmax(1).numpy()
+    logit = columns["train_logit"]
     label, wrong = columns["noisy_label"].numpy(), columns["wrong"].numpy()
 
     def found() -> dict[str, Any]:
+        p = logit.softmax(1).numpy()
         rows = np.flatnonzero(find_label_issues(label, p, n_jobs=1))
         return {"rows": rows, "wrong": wrong, "rank": lambda: -get_label_quality_scores(label, p)}
 

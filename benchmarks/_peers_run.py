@@ -97,13 +97,19 @@ def figures(values: Any, columns: Path, answer: Path) -> dict[str, float]:
 
 
 def of_flags(wrong: np.ndarray, flagged: np.ndarray, rank: np.ndarray) -> dict[str, float]:
-    """Precision and recall of flagged labels, and of the ranking of all labels: highest first."""
+    """Precision and recall of flagged labels, and of the ranking of all labels, highest first.
+
+    At shares of the wrong labels that are in the first part of the ranking, and of as many labels for both sides.
+    """
     hits = np.cumsum(wrong[np.argsort(-rank, kind="stable")])
     places = {share: int(np.searchsorted(hits, share / 100 * hits[-1])) for share in (25, 50, 75, 95)}
+    counts = {share: len(wrong) * share // 100 for share in (1, 4)}
     return {
         "flags": len(flagged),
         "precision": float(wrong[flagged].mean()) if len(flagged) else 0.0,
         "recall": float(wrong[flagged].sum() / wrong.sum()),
         "average_precision": float(average_precision_score(wrong, rank)),
         **{f"precision_at_recall_{share}": float(hits[at] / (at + 1)) for share, at in places.items()},
+        **{f"precision_of_first_{share}_percent": float(hits[n - 1] / n) for share, n in counts.items()},
+        **{f"recall_of_first_{share}_percent": float(hits[n - 1] / hits[-1]) for share, n in counts.items()},
     }

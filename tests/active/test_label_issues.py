@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dubito import Table, find_label_issues
-from dubito.active.label_issues import _default_count, _fit_noise, _Noise, _rate
+from dubito.active.label_issues import _default_count, _fit_noise, _Noise, _rate, _similar
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 
 
@@ -27,8 +27,32 @@ def planted(
 def test_by_hand():
     # Two classes, q = 0.9 for the label of nine rows and 0.1 for that of the tenth: at e = 0.05,
     # P(wrong) = 0.05 * 0.9 / (0.05 * 0.9 + 0.95 * 0.1) = 0.045 / 0.14.
-    posterior = _Noise(1.0, 0.05, 2).posterior(np.array([0.1, 0.9]))
+    noise, q = _Noise(1.0, 0.05), np.array([[0.1, 0.9]], dtype=np.float32)
+    mistaken = [noise.mistaken(q[:, y].astype(float), q, np.array([y]))[0] for y in (0, 1)]
+    posterior = noise.posterior(np.array([0.1, 0.9]), np.array(mistaken))
     assert posterior == pytest.approx([0.045 / 0.14, 0.005 / (0.005 + 0.95 * 0.9)])
+
+
+def test_similar_classes_by_hand():
+    # Products of the two images' probabilities: 0 and 1: 0.6 * 0.3 + 0.1 * 0.1 = 0.19; 0 and 2: 0.06 + 0.08 = 0.14;
+    # 1 and 2: 0.03 + 0.08 = 0.11. So class 0 is mistaken for 1 with 0.19 / 0.33, class 2 for 1 with 0.11 / 0.25.
+    q = np.array([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]], dtype=np.float32)
+    similar = _similar(2 * np.log(q), 2.0)
+    expected = np.array([[0, 0.19 / 0.3, 0.14 / 0.25], [0.19 / 0.33, 0, 0.11 / 0.25], [0.14 / 0.33, 0.11 / 0.3, 0]])
+    assert similar == pytest.approx(expected, abs=1e-6)
+    assert similar.sum(axis=0) == pytest.approx(np.ones(3))
+    # Label 1 of the second image, a quarter of the mistakes between similar classes:
+    # 0.75 * (1 - 0.1) / 2 + 0.25 * (0.1 * 0.19 / 0.33 + 0.8 * 0.11 / 0.25).
+    mistaken = _Noise(2.0, 0.05, 0.25, similar).mistaken(np.array([0.1]), q[1:], np.array([1]))
+    assert mistaken == pytest.approx([0.75 * 0.45 + 0.25 * (0.1 * 0.19 / 0.33 + 0.8 * 0.11 / 0.25)])
+
+
+def test_share_of_similar_classes_falls_with_the_wrong_labels():
+    few, many = (planted(4000, wrong=wrong, strength=6.0)[0] for wrong in (0.002, 0.1))
+    noise = _fit_noise(few, few.label.numpy())
+    count = (noise.rate * 4002 - 1) / 4000 * 4000  # without the label that Laplace's rule adds
+    assert 0.01 < noise.share == pytest.approx(1 / (2 + count), rel=1e-6)
+    assert _fit_noise(many, many.label.numpy()).similar is None
 
 
 def test_probabilities_are_those_of_brute_force():
@@ -90,8 +114,26 @@ def test_by_default_a_list_ends_at_a_tenth_or_where_two_thirds_of_it_are_wrong()
 def test_clean_labels_are_left_alone():
     table, _ = planted(4000, wrong=0.0)
     result = find_label_issues(table)
-    assert len(result) <= 0.005 * 4000
+    assert result.suspicious or len(result) <= 0.005 * 4000
     assert result.wrong_labels < 0.01 * 4000
+
+
+def test_without_wrong_labels_the_most_suspicious_hundredth_is_reported():
+    draw = torch.Generator().manual_seed(0)
+    logit = 3 * torch.randn(1000, 4, generator=draw, dtype=torch.float64)
+    label = torch.multinomial(logit.softmax(1), 1, generator=draw)[:, 0]
+    table = Table(logit=logit, label=label)
+    result = find_label_issues(table)
+    assert result.suspicious
+    assert len(result) == 10
+    assert (logit.argmax(1) != label)[result.rows].all()
+    assert result.rows.tolist() == find_label_issues(table, least=1e-12).rows[:10].tolist()
+    assert str(result).splitlines()[0] == (
+        "table in memory: no label is shown to be wrong, of 1000 images; most suspicious: 10"
+    )
+    assert any("most of its labels are probably right" in one for one in result.findings())
+    assert result.to_dict()["suspicious"] is True
+    assert not find_label_issues(table, least=0.9).suspicious
 
 
 def test_suggestions_are_the_most_probable_other_class():
@@ -150,7 +192,7 @@ def test_the_rate_is_that_of_counts():
 def test_one_class_has_no_issues():
     result = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), folds=2)
     assert len(result) == 0
-    assert str(result).splitlines()[0] == "table in memory: 0 labels may be wrong, of 4 images"
+    assert str(result).splitlines()[0] == "table in memory: no label is shown to be wrong, of 4 images"
 
 
 def test_json_csv_and_class_names(tmp_path):
@@ -205,5 +247,6 @@ def test_what_errors_of_a_weak_model_explain_is_not_called_wrong(classes, n, sig
     wrong = torch.rand(n, generator=draw) < 0.05
     label = torch.where(wrong, (truth + 1) % classes, truth)
     issues = find_label_issues(Table(logit=logit, label=label))
-    assert len(issues) == 0 or float(wrong[issues.rows].float().mean()) > 0.5
-    assert any("explain whatever disagrees" in one or "cannot point out" in one for one in issues.findings())
+    assert issues.suspicious or float(wrong[issues.rows].float().mean()) > 0.5
+    assert any("explain the disagreements" in one or "cannot point out" in one for one in issues.findings())
+    assert issues.probability.max() < 0.5 or not issues.suspicious

@@ -111,5 +111,5 @@ def test_label_issues(run: Run, labelled: Path, tmp_path: Path) -> None:
     assert [row["id"] for row in result["issues"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
     shown = run("label-issues", labelled, "--no-cross-validate").out
-    assert "may be wrong, of 12 images" in shown
+    assert "no label is shown to be wrong, of 12 images; most suspicious: 1" in shown
     assert "The model's predictions agree with " in shown

@@ -304,7 +304,7 @@ def test_corrupted_copies_choose_a_score_for_unseen_ood_images(
     common = ("extract", MODEL, images, "--to", tmp_path / "copies", "--weights", weights, "--workers", 0)
     answer = run(*common, "--corrupted", "--json")
     assert answer.code == 0, answer.err
-    assert answer.json["images"] == 4 * COUNT
+    assert answer.json["images"] == 5 * COUNT
     options = ("-s", "entropy", "-s", "energy", "--resamples", 20)
     result = run("compare", labelled, "--corrupted", tmp_path / "copies", *options, "--json").json
     assert result["ood_choice"] in ("entropy", "energy")

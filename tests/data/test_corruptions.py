@@ -7,10 +7,11 @@ from PIL import Image
 
 from dubito.data import ArrayImages, Subset, open_images
 from dubito.data import corruptions as module
-from dubito.data.corruptions import CORRUPTIONS, Corrupted, CorruptedCopies, corrupt
+from dubito.data.corruptions import CORRUPTIONS, STAND_INS, Corrupted, CorruptedCopies, corrupt
 from dubito.errors import ImagesError, ValueRangeError
 from dubito.types import Images
 
+KINDS = list(dict.fromkeys((*CORRUPTIONS, *STAND_INS)))
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
 # A slope that zoom flattens, with an edge that blur softens.
@@ -22,7 +23,7 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image).astype(float)
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_severity_0_changes_nothing_and_no_severity_changes_the_original(kind: str):
     image = IMAGE.copy()
     np.testing.assert_array_equal(pixels(corrupt(image, kind, 0)), PIXELS)
@@ -40,7 +41,7 @@ def test_each_severity_is_worse(kind: str, seed: int):
     assert all(a < b for a, b in pairwise(distance))
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides(kind: str):
     first, again, other = (corrupt(IMAGE, kind, 3, seed).tobytes() for seed in (1, 1, 2))
     assert first == again
@@ -80,13 +81,43 @@ def test_blur_of_an_edge_has_its_deviation():
     assert ((slope * (x - mean) ** 2).sum() / slope.sum()) ** 0.5 == pytest.approx(8, rel=0.03)
 
 
+def test_jigsaw_shuffles_whole_pieces():
+    # 8 x 8 pieces of 9 x 6 px, each of a grey of its own: the same 64 greys, each in one whole piece, in other places.
+    greys = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    before = np.repeat(greys.repeat(6, 0).repeat(9, 1)[..., None], 3, -1)
+    after = np.asarray(corrupt(Image.fromarray(before), "jigsaw", 5))
+    pieces = after[..., 0].reshape(8, 6, 8, 9)
+    assert (pieces == pieces[:, :1, :, :1]).all()
+    shuffled = pieces[:, 0, :, 0]
+    assert sorted(shuffled.flatten()) == list(range(64))
+    assert (shuffled != greys).mean() > 0.9
+    # One whose sides cannot be divided: pieces are stretched, and none is left empty.
+    assert np.asarray(corrupt(Image.new("RGB", (37, 21), "white"), "jigsaw", 5)).min() == 255
+
+
+def test_scramble_keeps_amplitudes_and_mean_and_loses_the_places():
+    # Grey values far from 0 and 255, so that nothing is clipped; the rest is rounding.
+    before = 128 + 4 * np.random.default_rng(1).standard_normal((64, 48))
+    image = Image.fromarray(np.repeat(np.rint(before)[..., None], 3, -1).astype(np.uint8))
+    after, start = pixels(corrupt(image, "scramble", 5))[..., 0], pixels(image)[..., 0]
+    assert after.mean() == pytest.approx(start.mean(), abs=0.1)
+    spectra = [np.abs(np.fft.fft2(one)).flatten() for one in (start, after)]
+    assert np.corrcoef(*spectra)[0, 1] > 0.99
+    assert abs(np.corrcoef(start.flatten(), after.flatten())[0, 1]) < 0.1
+    # Less of it leaves more of the image.
+    likeness = [
+        np.corrcoef(start.flatten(), pixels(corrupt(image, "scramble", s))[..., 0].flatten())[0, 1] for s in range(6)
+    ]
+    assert all(a > b for a, b in pairwise(likeness))
+
+
 def test_tiny_images():
-    for kind in CORRUPTIONS:
+    for kind in KINDS:
         assert corrupt(Image.new("RGB", (1, 1)), kind, 5).size == (1, 1)
 
 
 @pytest.mark.parametrize("severity", [-1, 6])
-@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_severity_out_of_range(kind: str, severity: int):
     with pytest.raises(
         ValueRangeError,
@@ -96,7 +127,9 @@ def test_severity_out_of_range(kind: str, severity: int):
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueRangeError, match=r"kind must be one of blur, box, zoom, noise; got 'fog'"):
+    with pytest.raises(
+        ValueRangeError, match=r"kind must be one of blur, box, zoom, noise, jigsaw, scramble; got 'fog'"
+    ):
         corrupt(IMAGE, "fog", 1)
 
 
@@ -110,7 +143,7 @@ def read(images, index: int) -> np.ndarray:
     return np.asarray(images.read(index))
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_reads_what_corrupt_makes_with_some_seed(images, kind):
     corrupted = Corrupted(images, kind, 3)
     assert isinstance(corrupted, Images)
@@ -126,7 +159,7 @@ def test_reads_what_corrupt_makes_with_some_seed(images, kind):
 
 
 def test_severity_zero_changes_nothing(images):
-    for kind in CORRUPTIONS:
+    for kind in KINDS:
         assert (read(Corrupted(images, kind, 0), 2) == read(images, 2)).all()
 
 
@@ -185,7 +218,9 @@ def test_images_of_a_user_s_own_serve_too():
 
 
 def test_errors(images):
-    with pytest.raises(ValueRangeError, match="kind must be one of blur, box, zoom, noise; got 'fog'"):
+    with pytest.raises(
+        ValueRangeError, match="kind must be one of blur, box, zoom, noise, jigsaw, scramble; got 'fog'"
+    ):
         Corrupted(images, "fog", 1)
     with pytest.raises(ValueRangeError, match=r"severity must be a whole number in \[0, 5\]"):
         Corrupted(images, "blur", 6)
@@ -197,10 +232,11 @@ def test_errors(images):
 def test_copies_are_every_image_once_per_corruption():
     images = ArrayImages(images=np.stack([PIXELS, 255 - PIXELS]), labels=[1, 0])
     copies = CorruptedCopies(images, seed=3)
-    assert list(copies.ids) == [f"{kind}-5/00000{i}" for kind in ("blur", "box", "zoom", "noise") for i in (0, 1)]
+    assert list(STAND_INS) == ["blur", "zoom", "noise", "jigsaw", "scramble"]
+    assert list(copies.ids) == [f"{kind}-5/00000{i}" for kind in STAND_INS for i in (0, 1)]
     assert copies.labels is not None
-    assert copies.labels.tolist() == [1, 0] * 4
-    for row, kind in enumerate(("blur", "box", "zoom", "noise")):
+    assert copies.labels.tolist() == [1, 0] * 5
+    for row, kind in enumerate(STAND_INS):
         level = Corrupted(images, kind, 5, seed=3)
         for i in (0, 1):
             np.testing.assert_array_equal(pixels(copies.read(2 * row + i)), pixels(level.read(i)))

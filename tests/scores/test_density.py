@@ -9,8 +9,8 @@ from sklearn.mixture import GaussianMixture
 from dubito.errors import DubitoWarning, MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.scores.density import Density, default_density, describe_density, in_space
 from dubito.scores.mahalanobis import Mahalanobis
-from dubito.scores.mental import MentalModel
 from dubito.scores.registry import load_score, save_score
+from dubito.scores.residual import Residual
 from dubito.scores.softmax import Entropy
 from dubito.table import Table
 from tests.scores.clusters import data
@@ -177,7 +177,7 @@ def test_features_without_meaning(bad):
     assert str(error.value) == f"density.score: {message}"
 
 
-@pytest.mark.parametrize("score", [Density(components=1, start="free", max_iterations=0), Mahalanobis(), MentalModel()])
+@pytest.mark.parametrize("score", [Density(components=1, start="free", max_iterations=0), Mahalanobis(), Residual()])
 def test_a_bad_row_is_named_by_its_place_in_the_table(score):
     train = data(5000, name="many")
     broken = train.feature.clone()

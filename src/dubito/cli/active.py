@@ -64,7 +64,9 @@ def label_issues(
     least: Annotated[
         float | None,
         option(
-            "The smallest probability to report. [default: 0.1, or more, so that two thirds are wrong by estimate]", "P"
+            "The smallest probability to report. [default: 0.1, or more, so that two thirds are wrong by estimate; "
+            "if none is, the most suspicious hundredth]",
+            "P",
         ),
     ] = None,
     cross_validate: Annotated[

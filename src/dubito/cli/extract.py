@@ -128,7 +128,7 @@ def extract(
         ),
     ] = None,
     corrupted: Annotated[
-        bool, Option("--corrupted", help="Corrupted copies instead, four of each image: for `dubito compare`.")
+        bool, Option("--corrupted", help="Corrupted copies instead, five of each image: for `dubito compare`.")
     ] = False,
     load: options.ModelOptions,
 ) -> None:

@@ -3,7 +3,7 @@
 from dubito.data.archives import ArchiveImages
 from dubito.data.arrays import ArrayImages
 from dubito.data.augment import Augment, Augmented
-from dubito.data.corruptions import CORRUPTIONS, Corrupted, CorruptedCopies, corrupt
+from dubito.data.corruptions import CORRUPTIONS, STAND_INS, Corrupted, CorruptedCopies, corrupt
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import FileImages
 from dubito.data.image_set import Labelled, Subset
@@ -13,6 +13,7 @@ from dubito.data.tars import TarImages
 
 __all__ = [
     "CORRUPTIONS",
+    "STAND_INS",
     "ArchiveImages",
     "ArrayImages",
     "Augment",

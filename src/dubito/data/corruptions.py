@@ -1,4 +1,4 @@
-"""Corruptions of increasing severity, under which an uncertainty should grow: blur, a grey box, zoom and noise.
+"""Corruptions of increasing severity, under which an uncertainty should grow; and those that stand in for OOD images.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 6, corrupt images in these four ways.
 Their levels were never released (OPEN); ours are these five, and severity 0 is the image unchanged:
@@ -10,7 +10,18 @@ Their levels were never released (OPEN); ours are these five, and severity 0 is 
 | zoom | 1.25 | 1.75 | 2.5 | 4 | 6 | magnification |
 | noise | 0.04 | 0.08 | 0.16 | 0.32 | 0.64 | standard deviation, in full scales 0..255 |
 
-A seed fixes the noise and the place of box and zoom for all severities: the levels of an image differ in strength only.
+Two more, ours, leave an image's fine detail or its spectrum, and nothing in its place:
+
+| severity | 1 | 2 | 3 | 4 | 5 | unit |
+|---|---|---|---|---|---|---|
+| jigsaw | 2 | 3 | 4 | 6 | 8 | pieces along each side, which are shuffled |
+| scramble | 0.2 | 0.4 | 0.6 | 0.8 | 1 | share of the phases of noise that is added to those of the image |
+
+`STAND_INS` are those that change the whole image. The grey box is not one of them: at severity 5, it leaves a fifth of
+the photograph as it was.
+
+A seed fixes the noise, its phases, and the place of box and zoom for all severities: there, the levels of an image
+differ in strength only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +45,18 @@ _BLUR = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)
 _BOX = (0.0, 0.1, 0.25, 0.4, 0.6, 0.8)
 _ZOOM = (1.0, 1.25, 1.75, 2.5, 4.0, 6.0)
 _NOISE = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)
+_JIGSAW = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+_SCRAMBLE = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def corrupt(image: Image.Image, kind: str, severity: int, seed: int = 0) -> Image.Image:
-    """An RGB image under one of `CORRUPTIONS`.
+    """An RGB image under one of `CORRUPTIONS` or `STAND_INS`.
 
     >>> corrupt(Image.new("RGB", (10, 10), "white"), "box", 5).getpixel((5, 5))
     (128, 128, 128)
     """
-    check_choice(kind, CORRUPTIONS, by="corrupt", what="kind")
-    return CORRUPTIONS[kind](image, severity, seed)
+    check_choice(kind, _KINDS, by="corrupt", what="kind")
+    return _KINDS[kind](image, severity, seed)
 
 
 def blur(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:  # noqa: ARG001 (nothing random here)
@@ -75,20 +88,52 @@ def noise(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.rint(noisy.clip(0, 255)).astype(np.uint8))
 
 
+def jigsaw(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
+    """A grid of pieces of the image, shuffled; where they differ in size by a pixel, they are stretched."""
+    pieces = int(_level(_JIGSAW, severity))
+    across, down = (min(pieces, side) for side in image.size)
+    columns, rows = (
+        [round(side * i / count) for i in range(count + 1)]
+        for side, count in zip(image.size, (across, down), strict=True)
+    )
+    places = [(columns[i], rows[j], columns[i + 1], rows[j + 1]) for j in range(down) for i in range(across)]
+    corrupted = image.copy()
+    for to, piece in zip(places, np.random.default_rng(seed).permutation(len(places)).tolist(), strict=True):
+        size = (to[2] - to[0], to[3] - to[1])
+        corrupted.paste(image.crop(places[piece]).resize(size), to)
+    return corrupted
+
+
+def scramble(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
+    """The phases of white noise, added to those of the image in all channels alike; mean and amplitudes stay."""
+    share = _level(_SCRAMBLE, severity)
+    pixels = np.asarray(image, dtype=np.float64)
+    phases = np.angle(np.fft.rfft2(np.random.default_rng(seed).standard_normal(pixels.shape[:2])))
+    phases[0, 0] = 0.0  # a negative mean of the noise would invert the image's own
+    spectrum = np.fft.rfft2(pixels, axes=(0, 1)) * np.exp(1j * share * phases)[..., None]
+    scrambled = np.fft.irfft2(spectrum, pixels.shape[:2], axes=(0, 1))
+    return Image.fromarray(np.rint(scrambled.clip(0, 255)).astype(np.uint8))
+
+
 CORRUPTIONS: Mapping[str, Corruption] = MappingProxyType({"blur": blur, "box": box, "zoom": zoom, "noise": noise})
-"""The four by name."""
+"""The four of the paper by name."""
+STAND_INS: Mapping[str, Corruption] = MappingProxyType(
+    {"blur": blur, "zoom": zoom, "noise": noise, "jigsaw": jigsaw, "scramble": scramble}
+)
+"""The five of `CorruptedCopies` by name."""
+_KINDS = {**CORRUPTIONS, **STAND_INS}
 
 
 @final
 class Corrupted(View):
     """The same images under the same ids and labels, corrupted when they are read.
 
-    The place of a box and the noise depend on `seed` and the image's id alone: they are the same at every severity and
-    in every set. The digest covers the images, the kind, its effect at this severity, and the seed.
+    What is random depends on `seed` and the image's id alone, and is the same in every set. The digest covers the
+    images, the kind, its effect at this severity, and the seed.
 
     Args:
         images: RGB images; finished model inputs cannot be corrupted.
-        kind: One of `CORRUPTIONS`: blur, box, zoom, noise.
+        kind: One of blur, box, zoom, noise, jigsaw, scramble.
         severity: 0 (unchanged) to 5.
         seed: Seed of the places and the noise.
     """
@@ -121,7 +166,7 @@ class Corrupted(View):
 
 @final
 class CorruptedCopies(View):
-    """Every image once per corruption, all at one severity: what a model sees when images leave its domain.
+    """Every image once under each of `STAND_INS`, all at one severity: what a model sees when images leave its domain.
 
     Ids are `blur-5/ID` and so on, labels those of the images. All copies by one corruption stand together, in the order
     of the images.
@@ -134,14 +179,14 @@ class CorruptedCopies(View):
     >>> from dubito.data import open_images
     >>> copies = CorruptedCopies(open_images(np.zeros((2, 8, 8, 3), np.uint8)))
     >>> len(copies), copies.ids[0], copies.ids[-1]
-    (8, 'blur-5/000000', 'noise-5/000001')
+    (10, 'blur-5/000000', 'scramble-5/000001')
     """
 
     def __init__(self, images: Images, *, severity: int = 5, seed: int = 0) -> None:
         check_number(severity, "[1, 5]", by="CorruptedCopies", what="severity", whole=True, hint="5 is the strongest.")
-        self.levels = [Corrupted(images, kind, severity, seed=seed) for kind in CORRUPTIONS]
-        ids = [f"{kind}-{severity}/{name}" for kind in CORRUPTIONS for name in images.ids]
-        labels = None if images.labels is None else images.labels.repeat(len(CORRUPTIONS))
+        self.levels = [Corrupted(images, kind, severity, seed=seed) for kind in STAND_INS]
+        ids = [f"{kind}-{severity}/{name}" for kind in STAND_INS for name in images.ids]
+        labels = None if images.labels is None else images.labels.repeat(len(STAND_INS))
         super().__init__(images, ids, labels, images.classes)
         self.name, self.ready = f"{images.name} (corrupted, severity {severity})", False
 

@@ -11,8 +11,9 @@ Lower AURC is better; its gap is how much more of it a score has than the best.
 
 Corrupted copies (`dubito.data.CorruptedCopies`) stand in for OOD images that nobody has yet: `Comparison.ood_choice` is
 the score that separates them best, by the mean over the corruptions of the AUROC of copies against the images
-themselves. As there are equally many copies by each corruption, that mean is the AUROC of all copies together. The rule
-is ours, and it sees no OOD image; experiments/ood_choice.py measures how far its choice is behind the best.
+themselves. As there are equally many copies by each corruption, that mean is the AUROC of all copies together. Each
+corruption changes the whole image. The rule is ours, and it sees no OOD image; experiments/ood_choice.py measures how
+far its choice is behind the best.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,9 +12,9 @@ order statistic that also guarantees a coverage. Whether an image is refused for
 so this holds with any threshold beside it. It takes `needed(alpha, 1 - delta_k)` images of the class.
 
 The threshold on the uncertainty is tested on the same images, among those without an alert. For this, tau_k is rounded
-down to one of `LEVELS` levels (0; 0.5 / 4^j, down to 7e-15; none), which misses fewer; the threshold's tests are valid for each
-of the levels, and have the error delta / 2 / LEVELS, so they hold for whichever is taken. The other half of delta is
-shared by the missed classes. Both rules are ours.
+down to one of `LEVELS` levels (0; 0.5 / 4^j, down to 7e-15; none), which misses fewer; the threshold's tests are valid
+for each of the levels, and have the error delta / 2 / LEVELS, so they hold for whichever is taken. The other half of
+delta is shared by the missed classes. Both rules are ours.
 """
 
 import math

@@ -15,15 +15,13 @@ fitted to the calibration images, which would cost the guarantee. Other classes 
 score: that of the last of them.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from dubito.choices import SetMethod
-from dubito.metrics.shifted import shifted_blocks
+from dubito.metrics.shifted import softmax_blocks
 
 PENALTY = {"raps": 0.01, "saps": 0.1}
 """lambda, by method."""
@@ -48,7 +46,7 @@ def set_scores(
     [0.0, 0.6..., 0.7...]
     """
     scores = torch.empty(logits.shape, dtype=torch.float64)
-    for rows, p in _probabilities(logits):
+    for rows, p in softmax_blocks(logits):
         if method == "lac":
             torch.sub(1, p, out=scores[rows])
             continue
@@ -75,7 +73,7 @@ def label_scores(
     [0.8...]
     """
     scores = torch.empty(len(logits), dtype=torch.float64)
-    for rows, p in _probabilities(logits):
+    for rows, p in softmax_blocks(logits):
         own = p.gather(1, label[rows, None])
         if method == "lac":
             scores[rows] = 1 - own[:, 0]
@@ -102,7 +100,7 @@ def sets_up_to(
     [[True, True, False]]
     """
     inside = torch.empty(logits.shape, dtype=torch.bool)
-    for rows, p in _probabilities(logits):
+    for rows, p in softmax_blocks(logits):
         largest = q if len(q) == 1 else q[rows]
         if method == "lac":
             torch.le(p.neg_().add_(1), largest, out=inside[rows])
@@ -113,13 +111,6 @@ def sets_up_to(
         torch.gt(p, first_outside.masked_fill_(size == p.shape[1], -1), out=inside[rows])
         inside[rows].scatter_(1, logits[rows].argmax(1, keepdim=True), True)
     return inside
-
-
-def _probabilities(logits: Float[Tensor, "n c"]) -> Iterator[tuple[slice, Float64[Tensor, "b c"]]]:
-    """Of a few rows at a time, in memory that the next block overwrites."""
-    for rows, _, z, spare in shifted_blocks(logits):
-        e = torch.exp(z, out=spare)
-        yield rows, e.div_(e.sum(1, keepdim=True))
 
 
 def _ordered(p: Float64[Tensor, "b c"]) -> Float64[Tensor, "b c"]:

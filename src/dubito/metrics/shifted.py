@@ -1,4 +1,4 @@
-"""Logits less the largest of their row, in float64: what every function of a softmax is computed from.
+"""Logits less the largest of their row, in float64, or their softmax: what functions of a softmax are computed from.
 
     z_y = logit_y - max_k logit_k,   Z = sum_y exp z_y,   p_y = exp(z_y) / Z,   -log p_y = log Z - z_y
 
@@ -49,3 +49,18 @@ def shifted_blocks(
             z.div_(temperature)
         top = z.amax(1)
         yield rows, top, z.sub_(top[:, None]), spare[: len(z)]
+
+
+def softmax_blocks(logits: Float[Tensor, "n c"]) -> Iterator[tuple[slice, Float64[Tensor, "b c"]]]:
+    """The softmax in float64, a few rows at a time, which may be written into, and the next block overwrites.
+
+    >>> for rows, p in softmax_blocks(torch.tensor([[0.0, 0.0]])):
+    ...     print(rows, p.tolist())
+    slice(0, 1, None) [[0.5, 0.5]]
+    """
+    n, c = logits.shape
+    size = max(1, min(n, _NUMBERS // c))
+    buffer = torch.empty(size, c, dtype=torch.float64)
+    for start in range(0, n, size):
+        rows = slice(start, min(start + size, n))
+        yield rows, torch.softmax(logits[rows], 1, dtype=torch.float64, out=buffer[: rows.stop - start])

@@ -211,10 +211,13 @@ def _issues(report: ModelReport) -> Section:
         reason = f"labelled {label}; the likeliest other class is {suggested}"
         verdict = f"{percent(record['probability'])} wrong"
         made.append(replace(card, mark=f"label: {label}", verdict=verdict, reason=reason, tone="bad"))
+    about = f"Of {_count(issues.images, 'label')}, {len(issues):,} may well be wrong; the most probable come first."
+    if issues.suspicious:
+        about = f"Of {_count(issues.images, 'label')}, none is shown to be wrong; the most suspicious come first."
     return Section(
         "issues",
         title,
-        f"Of {_count(issues.images, 'label')}, {len(issues):,} may well be wrong; the most probable come first.",
+        about,
         [("cards", [render_card(card) for card in made]), ("words", issues.findings())],
     )
 

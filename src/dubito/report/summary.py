@@ -240,7 +240,7 @@ def _confident_ood(report: ModelReport) -> Iterator[str]:
 
 
 def _label_issues(report: ModelReport) -> Iterator[str]:
-    if report.issues is not None and len(report.issues):
+    if report.issues is not None and len(report.issues) and not report.issues.suspicious:
         count = len(report.issues)
         labels = "one label" if count == 1 else f"{count:,} of {report.issues.images:,} labels"
         wrong = round((1 - report.issues.expected_right) * count)

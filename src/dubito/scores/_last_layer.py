@@ -1,7 +1,7 @@
 """The last layer of a table's model, recovered once for all the scores that read it: logits = W z + b.
 
 By least squares from features to logits (`heads/linear_logits.py`), which is exact where the logits are linear in the
-features. A few thousand rows determine it, so it is recovered from at most 5,000 rows, or four for each feature,
+features. A few thousand rows determine it, so it is recovered from at most 2,000 rows, or two for each feature,
 drawn at random: it takes no longer for a million rows.
 """
 
@@ -20,7 +20,7 @@ from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_rows
 
-_ROWS, _PER_FEATURE, _BLOCK = 5_000, 4, 2048
+_ROWS, _PER_FEATURE, _BLOCK = 2_000, 2, 2048
 _OTHERS = "use scores of logits alone, such as energy"
 _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("shared", default=None)
 Once = TypeVar("Once")

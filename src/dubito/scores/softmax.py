@@ -8,7 +8,7 @@ with p = softmax(logits). The first three are U_max, U_cool and U_entropy of Pea
 cooling scales the features, which is scaling the logits apart from the bias; max_logit is Hendrycks et al. 2022, energy
 Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
 
-With z_y = logit_y - max_k logit_k and Z = sum_y exp z_y, p_y = exp(z_y) / Z gives max p = 1 / Z, and an entropy of
+With z_y = logit_y - max_k logit_k and Z = sum_y exp z_y, p_y = exp(z_y) / Z gives an entropy of
 log Z - sum_y z_y exp(z_y) / Z, in which nothing cancels. Tables are computed so, block by block (`metrics.shifted`).
 """
 
@@ -21,7 +21,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
-from dubito.metrics.shifted import shifted, shifted_blocks
+from dubito.metrics.shifted import shifted, shifted_blocks, softmax_blocks
 from dubito.table import Table
 from dubito.types import Score
 from dubito.validate import check_number
@@ -29,7 +29,7 @@ from dubito.validate import check_number
 
 def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """-max p, in [-1, -1/c]."""
-    return _max_probability(*shifted(check_two_classes(logits, "max_probability")))
+    return -check_two_classes(logits, "max_probability").softmax(-1).amax(-1)
 
 
 def entropy(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
@@ -51,12 +51,6 @@ def max_logit(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
 def energy(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
     """-T logsumexp(logits / T)."""
     return -temperature * _log_sum(*shifted(logits.double() / temperature))
-
-
-def _max_probability(
-    _: Float64[Tensor, "*n"], z: Float64[Tensor, "*n c"], spare: Float64[Tensor, "*n c"] | None = None
-) -> Float64[Tensor, "*n"]:
-    return -1 / torch.exp(z, out=spare).sum(-1)
 
 
 def _entropy(
@@ -108,12 +102,20 @@ class ScoreOfSoftmax(Score):
 
 @final
 @dataclass
-class MaxProbability(ScoreOfSoftmax):
+class MaxProbability(Score):
     """The usual baseline: one minus the confidence, up to a constant."""
 
+    needs = ("logit",)
     name = "max_probability"
     kind = "total"
-    of_shifted = staticmethod(_max_probability)
+
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+        """-max p, block by block."""
+        refuse_one_class(batch.logit, self.name)
+        u = torch.empty(len(batch), dtype=torch.float64)
+        for rows, p in softmax_blocks(batch.logit):
+            u[rows] = p.amax(1).neg_()
+        return u
 
 
 @final
