@@ -3,7 +3,9 @@
 import ast
 import importlib
 import inspect
+import json
 import re
+import statistics
 import subprocess
 import sys
 import typing
@@ -14,6 +16,7 @@ import pytest
 
 import dubito
 from dubito.result import Result
+from dubito.scores import SCORES
 from dubito.table.columns import families
 
 SOURCE = Path(dubito.__file__).parent
@@ -267,3 +270,15 @@ def test_experiments_and_benchmarks_import_names_that_exist(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dubito":
             module = importlib.import_module(node.module or "dubito")
             assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], node.module
+
+
+def test_measured_figures_of_scores_are_those_of_the_experiment():
+    """In docs/methods.md: the lowest, median and highest AUROC over the models of experiments/ood_choice.py."""
+    root = Path(__file__).parents[1]
+    models = json.loads((root / "experiments/expected/ood_choice.json").read_text())["models"].values()
+    row = r"^\| `(\w+)` \|.*\| ?([\d, ]*?)(?: \(\d+ models?\))? \|[^|]*\|$"  # the last column but one
+    stated = dict(re.findall(row, (root / "docs/methods.md").read_text(), re.MULTILINE))
+    for name in SCORES:
+        ood = [100 * one["scores"][name]["ood"] for one in models if name in one["scores"]]
+        summary = (min(ood), statistics.median(ood), max(ood)) if len(ood) > 1 else ood
+        assert stated[name] == ", ".join(f"{value:.0f}" for value in summary), name
