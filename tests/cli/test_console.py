@@ -16,6 +16,6 @@ def test_options_are_those_of_the_command() -> None:
 
 
 def test_every_command_has_the_common_options() -> None:
-    assert len(app.registered_commands) == 22
+    assert len(app.registered_commands) == 23
     for command in app.registered_commands:
         assert hasattr(command.callback, "__wrapped__"), command.name
