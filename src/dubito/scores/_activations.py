@@ -27,17 +27,16 @@ def number_kept(d: int, percentile: float) -> int:
     return max(1, d - round(d * percentile))
 
 
-def largest(z: Float[Tensor, "n d"], percentile: float) -> Float[Tensor, "n k"]:
-    """The activations of each row that are above the percentile, rising.
+def largest(z: Float[Tensor, "n d"], count: int) -> Float[Tensor, "n k"]:
+    """The largest numbers of each row, rising.
 
-    >>> largest(torch.tensor([[3.0, 1.0, 2.0, 4.0]]), 0.5).tolist()
+    >>> largest(torch.tensor([[3.0, 1.0, 2.0, 4.0]]), 2).tolist()
     [[3.0, 4.0]]
     """
-    kept = number_kept(z.shape[-1], percentile)
     if torch.compiler.is_compiling():  # as for ONNX, which has no numpy
-        return z.topk(kept, dim=-1).values.flip(-1)
+        return z.topk(count, dim=-1).values.flip(-1)
     # numpy sorts all of them in a fraction of the time that torch takes for the largest.
-    return torch.from_numpy(np.sort(z.numpy(), axis=-1)[..., -kept:])
+    return torch.from_numpy(np.sort(z.numpy(), axis=-1)[..., -count:])
 
 
 def sum_ratio(z: Float[Tensor, "n d"], largest: Float[Tensor, "n k"]) -> Float[Tensor, "n 1"]:

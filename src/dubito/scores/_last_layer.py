@@ -1,10 +1,11 @@
 """The last layer of a table's model, recovered once for all the scores that read it: logits = W z + b.
 
 By least squares from features to logits (`heads/linear_logits.py`), which is exact where the logits are linear in the
-features. A few thousand rows determine it, so it is recovered from at most 2,000 rows, or two for each feature,
-drawn at random: it takes no longer for a million rows.
+features. A few thousand rows determine it, so it is recovered from at most 2,000 rows, or three for every two
+features, drawn at random: it takes no longer for a million rows.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_rows
 
-_ROWS, _PER_FEATURE, _BLOCK = 2_000, 2, 2048
+_ROWS, _PER_FEATURE, _BLOCK = 2_000, 1.5, 2048
 _OTHERS = "use scores of logits alone, such as energy"
 _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("shared", default=None)
 Once = TypeVar("Once")
@@ -89,19 +90,19 @@ def once(what: Hashable, table: Table, compute: Callable[[], Once]) -> Once:
 
 
 def energy_of(z: Float[Tensor, "n d"], weight: Float[Tensor, "c d"], bias: Float[Tensor, "c"]) -> Float64[Tensor, "n"]:
-    """-logsumexp(W z + b): logits in the precision of the weights, as a model computes them, and their sum in float64.
+    """-logsumexp(W z + b): in the precision of the weights, as a model computes logits.
 
     >>> energy_of(torch.tensor([[5.0]]), torch.tensor([[2.0], [2.0]]), torch.tensor([0.0, -1e9])).item()
     -10.0
     """
     logits = torch.addmm(bias, z.to(weight.dtype), weight.T)
     top = logits.amax(-1, keepdim=True)
-    return -(top[:, 0].double() + (logits - top).exp().sum(-1, dtype=torch.float64).log())
+    return -(top[:, 0].double() + logits.sub_(top).exp_().sum(-1).double().log())
 
 
 def _recovered(table: Table, by: str) -> LinearLogits:
     n, pair = len(table), table.select("feature", "logit")
-    most = max(_ROWS, _PER_FEATURE * (table.shape("feature")[1] + 1))
+    most = max(_ROWS, math.ceil(_PER_FEATURE * (table.shape("feature")[1] + 1)))
     chosen = torch.arange(n)
     if n > most:
         chosen = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.scores._activations import largest, refuse_negative, sum_ratio
+from dubito.scores._activations import largest, number_kept, refuse_negative, sum_ratio
 from dubito.scores._features import ScoreOfFeatures
 from dubito.scores._last_layer import energy_of, last_layer
 from dubito.table import Table
@@ -33,7 +33,7 @@ def ash(
     >>> ash(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 5.0]]), torch.zeros(1), 0.5).item()  # - 3 e^(4 / 3)
     -11.38...
     """
-    pruned = torch.where(z >= largest(z, percentile)[..., :1], z, 0.0)
+    pruned = torch.where(z >= largest(z, number_kept(z.shape[-1], percentile))[..., :1], z, 0.0)
     return energy_of(pruned * sum_ratio(z, pruned).exp(), weight, bias)
 
 

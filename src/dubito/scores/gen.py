@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from dubito.scores._activations import largest
 from dubito.scores.softmax import ScoreOfLogits, refuse_one_class
 from dubito.validate import check_number
 
@@ -26,12 +27,12 @@ def gen(logits: Float[Tensor, "n c"], gamma: float = 0.1, top: int = 100) -> Flo
     1.0
     """
     refuse_one_class(logits, "gen")
-    largest, places = logits.topk(min(max(top, 2), logits.shape[-1]), dim=-1)
-    first, second = largest[..., :1].double(), largest[..., 1:2]
+    falling = largest(logits, min(max(top, 2), logits.shape[-1])).flip(-1)
+    first, second, predicted = falling[..., :1].double(), falling[..., 1:2], logits.argmax(-1, keepdim=True)
     # Relative to the second largest, the sum of all but the first neither vanishes nor overflows, also in float32.
-    others = (logits - second).exp().scatter(-1, places[..., :1], 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+    others = (logits - second).exp().scatter(-1, predicted, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
     odds = others.log() + second.double() - first
-    log_p = largest.double() - first - odds.exp().log1p()
+    log_p = falling.double() - first - odds.exp().log1p()
     log_rest = torch.cat([log_p[..., :1] + odds, (-log_p[..., 1:].exp()).log1p()], -1)
     return (gamma * (log_p + log_rest))[..., :top].exp().sum(-1)
 

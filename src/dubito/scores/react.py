@@ -3,9 +3,9 @@
     u(x) = - log sum_y exp( (W min(z, t) + b)_y ),   t the 90th percentile of all activations of fit
 
 Sun, Guo, Li 2021. W and b come from features and logits (`_last_layer.py`). t is exact, in two passes and little
-memory: numbers in float32 are in the order of their bits, so that counts of the upper 16 bits show which of these t
-has, and counts of the lower 16 bits among those show the rest. Between two activations it is linear, as numpy's
-percentile. The product with W is in float32.
+memory: every 1,024th number of each sorted block shows between which limits t lies, and the second pass keeps the
+numbers between these alone. Between two activations it is linear, as numpy's percentile. The product with W is in
+float32.
 """
 
 import math
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from jaxtyping import Float, Float64, Int64
+import numpy as np
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from dubito.scores._features import ScoreOfFeatures
@@ -23,7 +23,7 @@ from dubito.table import Table
 from dubito.types import finite_batches
 from dubito.validate import check_number
 
-_HALF = 1 << 16
+_STEP = 1024
 
 
 def react(
@@ -43,24 +43,25 @@ def percentile_of(blocks: Callable[[], Iterator[Tensor]], share: float) -> float
     >>> percentile_of(lambda: iter([torch.tensor([4.0, -1.0]), torch.tensor([2.0])]), 0.75)  # between 2 and 4
     3.0
     """
-    upper = torch.zeros(_HALF, dtype=torch.long)
+    samples, count = [], 0
     for block in blocks():
-        upper += torch.bincount(_ordered(block) >> 16, minlength=_HALF)
-    place = share * (int(upper.sum()) - 1)
-    ranks = {math.floor(place), math.ceil(place)}
-    ends = upper.cumsum(0)
-    starts = ends - upper
-    bins = {rank: int(torch.searchsorted(ends, rank, right=True)) for rank in ranks}
-    lower = {one: torch.zeros(_HALF, dtype=torch.long) for one in bins.values()}
+        samples.append(np.sort(block.flatten().float().numpy())[::_STEP])
+        count += block.numel()
+    place = share * (count - 1)
+    first, second = math.floor(place), math.ceil(place)
+    low, high = _limits(samples, first, second)
+    below, equal, between = 0, 0, [np.empty(0, np.float32)]
     for block in blocks():
-        keys = _ordered(block)
-        for one in lower:
-            lower[one] += torch.bincount(keys[keys >> 16 == one] & (_HALF - 1), minlength=_HALF)
-    neighbours = [
-        _number((one << 16) + int(torch.searchsorted(lower[one].cumsum(0), rank - int(starts[one]), right=True)))
-        for rank, one in sorted(bins.items())
-    ]
-    return neighbours[0] + (place - math.floor(place)) * (neighbours[-1] - neighbours[0])
+        values = block.flatten().float().numpy()
+        below, equal = below + np.count_nonzero(values < low), equal + np.count_nonzero(values == low)
+        between.append(values[(values > low) & (values < high)])
+    inside = np.sort(np.concatenate(between))
+
+    def ranked(rank: int) -> float:
+        beyond = rank - below - equal
+        return float(low if beyond < 0 else inside[beyond] if beyond < len(inside) else high)
+
+    return ranked(first) + (place - first) * (ranked(second) - ranked(first))
 
 
 @final
@@ -105,14 +106,12 @@ class ReAct(ScoreOfFeatures):
         return react(batch.feature, self.weight_, self.bias_, self.threshold_)
 
 
-def _ordered(values: Float[Tensor, "..."]) -> Int64[Tensor, "_"]:
-    """The bits of numbers in float32 as whole numbers from 0 to 2^32 - 1 in the same order."""
-    bits = values.float().flatten().contiguous().view(torch.int32)
-    # Of negative numbers, larger bits are farther from zero.
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() + (1 << 31)
+def _limits(samples: list[Float32[np.ndarray, "_"]], first: int, second: int) -> tuple[np.float32, np.float32]:
+    """Numbers at or below that of rank `first`, and at or above that of rank `second`, both counted from 0.
 
-
-def _number(key: int) -> float:
-    """The number that `_ordered` gives this place in the order."""
-    bits = torch.tensor(key - (1 << 31), dtype=torch.int32)
-    return float((bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32))
+    Of each sorted block of numbers, samples are the first and every `_STEP`-th after it. So at most k _STEP numbers are
+    below the k-th sample of all (from 0), and at least (k + 1) _STEP - (_STEP - 1) blocks are at or below it.
+    """
+    ordered = np.sort(np.concatenate(samples))
+    k = math.ceil((second + 1 + len(samples) * (_STEP - 1)) / _STEP) - 1
+    return ordered[first // _STEP], ordered[k] if k < len(ordered) else np.float32(np.inf)

@@ -13,7 +13,7 @@ from typing import final
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.scores._activations import largest, refuse_negative, sum_ratio
+from dubito.scores._activations import largest, number_kept, refuse_negative, sum_ratio
 from dubito.scores._features import ScoreOfFeatures
 from dubito.scores._last_layer import last_layer
 from dubito.scores.softmax import energy
@@ -31,7 +31,7 @@ def scale(
     >>> scale(z, torch.tensor([[3.0]]), bias, 0.5).item()  # r = 2 / 1: - 3 e^2
     -22.16...
     """
-    ratio = sum_ratio(z, largest(z, percentile)).double()
+    ratio = sum_ratio(z, largest(z, number_kept(z.shape[-1], percentile))).double()
     return energy(ratio.exp() * (logits.double() - bias) + bias)
 
 
