@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 from _peers_data import Columns
-from _peers_row import Contender, Row, score
+from _peers_row import Contender, Row, Side, score
 
 import dubito
 from dubito import metrics
-from dubito.calibration import VennAbers
+from dubito.calibration import VennAbers, make_calibration
 from dubito.heads import Recipe
 
 BOTH = ("feature", "logit")
@@ -31,6 +31,33 @@ def their_temperature(columns: Columns) -> Contender:
     one, rows = TemperatureScaler(), TensorDataset(columns["train_logit"], columns["train_label"])
     loader = DataLoader(rows, batch_size=2048)
     return lambda: one.fit(loader, progress=False), lambda: {"value": float(one.temperature[0])}
+
+
+def our_map(name: str) -> Side:
+    """A map of all logits, and the NLL of other images of the model's classes."""
+
+    def contender(columns: Columns) -> Contender:
+        one, train, table = make_calibration(name), columns.train("logit", "label"), columns.test("logit", "label")
+        known = table.rows(~columns["ood"])
+        return lambda: one.fit(train), lambda: {"nll": metrics.nll(one.apply(known).logit, known.label)}
+
+    return contender
+
+
+def their_map(name: str) -> Side:
+    """The same by L-BFGS, with the peer's defaults."""
+
+    def contender(columns: Columns) -> Contender:
+        from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+        from torch_uncertainty import post_processing  # noqa: PLC0415
+
+        logit, label, ood = columns["logit"], columns["label"], columns["ood"]
+        one = getattr(post_processing, name)(num_classes=logit.shape[1])
+        loader = DataLoader(TensorDataset(columns["train_logit"], columns["train_label"]), batch_size=2048)
+        loss = torch.nn.functional.cross_entropy
+        return lambda: one.fit(loader, progress=False), lambda: {"nll": float(loss(one(logit[~ood]), label[~ood]))}
+
+    return contender
 
 
 def top_probabilities(columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,6 +138,17 @@ def posterior_rows() -> list[Row]:
     """What is fitted to labels or losses."""
     listed = [
         Row("temperature", "torch-uncertainty", our_temperature, their_temperature),
+        *(
+            Row(
+                f"{name} scaling",
+                "torch-uncertainty",
+                our_map(name),
+                their_map(f"{name.capitalize()}Scaler"),
+                columns="small",
+                why="the peer stops after 200 steps; ours converges, with a penalty",
+            )
+            for name in ("vector", "matrix", "dirichlet")
+        ),
         Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
         Row(
             "last-layer Laplace",

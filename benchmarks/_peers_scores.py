@@ -26,8 +26,8 @@ def logits_detector(name: str, *, fits: bool = False, **settings: Any) -> Side:
     return contender
 
 
-def features_detector(name: str, *, head: bool = False, **settings: Any) -> Side:
-    """One of pytorch-ood's that reads features, and maybe the last layer."""
+def features_detector(name: str, *, head: bool = False, unit: bool = False, **settings: Any) -> Side:
+    """One of pytorch-ood's that reads features, of length one if `unit`, and maybe the last layer."""
 
     def contender(columns: Columns) -> Contender:
         from pytorch_ood import detector  # noqa: PLC0415
@@ -37,6 +37,11 @@ def features_detector(name: str, *, head: bool = False, **settings: Any) -> Side
             options |= {"w": columns.head.weight, "b": columns.head.bias, "d": min(512, columns.head.in_features // 2)}
         one = getattr(detector, name)(None, **options)
         train, label, feature = columns["train_feature"], columns["train_label"], columns["feature"]
+        if unit:
+            normalise = torch.nn.functional.normalize
+            return lambda: one.fit_features(normalise(train), label), lambda: one.predict_features(
+                normalise(feature)
+            ).numpy()
         return lambda: one.fit_features(train, label), lambda: one.predict_features(feature).numpy()
 
     return contender
@@ -119,6 +124,13 @@ def score_rows() -> list[Row]:
             of("RMD"),
             0.01,
             "pytorch-ood does not divide the scatters by the number of rows: another scale, the same order",
+        ),
+        (
+            "mahalanobis_pp",
+            score("mahalanobis_pp", *FEATURES, fits=("feature", "label")),
+            of("Mahalanobis", unit=True),
+            0.01,
+            "pytorch-ood does not divide the scatter by the number of rows: another scale, the same order",
         ),
         ("neighbours", score("neighbours", *FEATURES, fits=FEATURES, k=50), of("KNN", k=50), 0.1, ""),
         ("vim", score("vim", *BOTH, **wide), of("ViM"), 1, ""),
