@@ -31,6 +31,7 @@ def react(
 ) -> Float64[Tensor, "n"]:
     """The energy of the logits of clipped features.
 
+    >>> import torch
     >>> react(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, 1.0]]), torch.zeros(1), 4.0).item()  # - (3 + 4)
     -7.0
     """
@@ -40,6 +41,7 @@ def react(
 def percentile_of(blocks: Callable[[], Iterator[Tensor]], share: float) -> float:
     """The value that this share of all numbers is below, in blocks that are read twice; in float32.
 
+    >>> import torch
     >>> percentile_of(lambda: iter([torch.tensor([4.0, -1.0]), torch.tensor([2.0])]), 0.75)  # between 2 and 4
     3.0
     """
