@@ -176,8 +176,18 @@ def set_rows() -> list[Row]:
         Row(f"sets, {name}", peer, our_sets(name), theirs, kind="Prediction sets", why=why)
         for name, peer, theirs, why in listed
     ]
-    ours, theirs = our_sets("lac", class_wise=True), torchcp_sets("LAC", "ClassConditionalPredictor")
-    return [*rows, Row("sets, lac of every class", "torchcp", ours, theirs, kind="Prediction sets", why=float32)]
+    parts = {
+        "sets, lac of every class": (our_sets("lac", class_wise=True), "ClassConditionalPredictor", float32),
+        "sets, lac of clusters of classes": (
+            our_sets("lac", clusters=10),
+            "ClusteredPredictor",
+            "the peer chooses how many clusters, and which images make them, by lot",
+        ),
+    }
+    return rows + [
+        Row(what, "torchcp", ours, torchcp_sets("LAC", predictor), kind="Prediction sets", why=why)
+        for what, (ours, predictor, why) in parts.items()
+    ]
 
 
 def guarantee_rows() -> list[Row]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from _peers_data import Columns
 from _peers_row import Contender, Row, Side, nothing
@@ -79,6 +80,38 @@ def uncertainty_metric(name: str, *names: str, softmax: bool = False, **settings
     return contender
 
 
+def members(columns: Columns, *, members_first: bool) -> torch.Tensor:
+    """Probabilities of ten members, which are the logits with noise, for at most 5,000 images."""
+    logit, draw = columns["logit"][:5000], torch.Generator().manual_seed(0)
+    noise = torch.randn((10, *logit.shape), generator=draw)
+    p = (logit + noise).softmax(2)
+    return p if members_first else p.transpose(0, 1).contiguous()
+
+
+def our_information(columns: Columns) -> Contender:
+    """With total and aleatoric uncertainty."""
+    p = members(columns, members_first=True)
+
+    def measured() -> np.ndarray:
+        return metrics.decompose(p).epistemic.numpy()
+
+    return nothing, measured
+
+
+def their_information(columns: Columns) -> Contender:
+    """By itself."""
+    from torch_uncertainty.metrics.classification import MutualInformation  # noqa: PLC0415
+
+    p = members(columns, members_first=False)
+
+    def measured() -> Any:
+        one = MutualInformation(reduction="none")
+        one.update(p)
+        return one.compute().numpy()
+
+    return nothing, measured
+
+
 def curve(function: Callable[..., float]) -> Side:
     """An area of ours, of logits and labels."""
 
@@ -136,6 +169,7 @@ def metric_rows() -> list[Row]:
             uncertainty_metric("AUGRC", *both, softmax=True),
             why="the peer starts its trapezoids at the first row, and leaves tied rows in the order that they have",
         ),
+        Row("mutual information of ten members", tu, our_information, their_information, share=0.1),
         Row("ECE", "torchmetrics", figure(our_ece, *both), torchmetrics_ece),
         Row(
             "Brier",

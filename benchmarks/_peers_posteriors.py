@@ -44,15 +44,15 @@ def our_map(name: str) -> Side:
     return contender
 
 
-def their_map(name: str) -> Side:
-    """The same by L-BFGS, with the peer's defaults."""
+def their_map(name: str, *, by_classes: bool = True) -> Side:
+    """The same with the peer's defaults: L-BFGS, or scikit-learn's isotonic regression."""
 
     def contender(columns: Columns) -> Contender:
         from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
         from torch_uncertainty import post_processing  # noqa: PLC0415
 
         logit, label, ood = columns["logit"], columns["label"], columns["ood"]
-        one = getattr(post_processing, name)(num_classes=logit.shape[1])
+        one = getattr(post_processing, name)(**({"num_classes": logit.shape[1]} if by_classes else {}))
         loader = DataLoader(TensorDataset(columns["train_logit"], columns["train_label"]), batch_size=2048)
         loss = torch.nn.functional.cross_entropy
         return lambda: one.fit(loader, progress=False), lambda: {"nll": float(loss(one(logit[~ood]), label[~ood]))}
@@ -148,6 +148,14 @@ def posterior_rows() -> list[Row]:
                 why="the peer stops after 200 steps; ours converges, with a penalty",
             )
             for name in ("vector", "matrix", "dirichlet")
+        ),
+        Row(
+            "isotonic regression of every class",
+            "torch-uncertainty",
+            our_map("class_wise_isotonic"),
+            their_map("IsotonicRegressionScaler", by_classes=False),
+            columns="small",
+            why="the peer raises probabilities to 1e-6 at least, after they were normalised",
         ),
         Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
         Row(

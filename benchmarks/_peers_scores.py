@@ -7,6 +7,9 @@ import torch
 from _peers_data import Columns
 from _peers_row import Contender, Row, Side, nothing, score
 
+import dubito
+from dubito.scores import make_score
+
 FEATURES, BOTH = ("feature",), ("feature", "logit")
 OOD = "pytorch-ood"
 
@@ -63,6 +66,38 @@ def maps_detector(name: str, *, fits: bool = False, **settings: Any) -> Side:
         return lambda: one.fit_feature_maps(train, label), predict
 
     return contender
+
+
+def gradient_detector(columns: Columns) -> Contender:
+    """Of the last layer's weights, by a gradient for every image."""
+    from pytorch_ood.detector import GradNorm  # noqa: PLC0415
+
+    one, feature = GradNorm(columns.head, lambda name: name == "weight").to("cpu"), columns["feature"]
+    return nothing, lambda: one.predict(feature).numpy()
+
+
+def our_layers(columns: Columns) -> Contender:
+    """Classical distances (`power=0`), standardised and added up."""
+    train = dubito.Table(layers=columns["train_feature"], label=columns["train_label"])
+    table = dubito.Table(layers=columns["feature"])
+    one = make_score("layer_mahalanobis", power=0.0, widths=widths(columns))
+    return lambda: one.fit(train), lambda: one.score(table).numpy()
+
+
+def their_layers(columns: Columns) -> Contender:
+    """Distances added up as they are."""
+    from pytorch_ood.detector import MultiMahalanobis  # noqa: PLC0415
+
+    split = widths(columns)
+    one = MultiMahalanobis([torch.nn.Identity() for _ in split])
+    train, feature = (columns[name].split(split, dim=1) for name in ("train_feature", "feature"))
+    label = columns["train_label"]
+    return lambda: one.fit_structured(train, label), lambda: one.predict_structured(feature).numpy()
+
+
+def widths(columns: Columns) -> list[int]:
+    """The features as if they were those of four layers."""
+    return [columns.head.in_features // 4] * 4
 
 
 def faiss_flat(columns: Columns) -> Contender:
@@ -147,7 +182,27 @@ def score_rows() -> list[Row]:
             "where energies are not positive, ours are those of centred logits",
         ),
     ]
-    return [Row(what, OOD, ours, theirs, share=share, why=why) for what, ours, theirs, share, why in pairs]
+    rows = [Row(what, OOD, ours, theirs, share=share, why=why) for what, ours, theirs, share, why in pairs]
+    full = {"covariance": "full", "max_iterations": 0, "regularisation": 1e-6}
+    return [
+        *rows,
+        Row("grad_norm", OOD, score("grad_norm", *BOTH), gradient_detector, share=0.01),
+        Row(
+            "layer_mahalanobis",
+            OOD,
+            our_layers,
+            their_layers,
+            share=0.01,
+            why="ours puts the layers on one scale, by images that the Gaussians have not seen",
+        ),
+        Row(
+            "density",
+            OOD,
+            score("density", *FEATURES, fits=("feature", "label"), **full),
+            of("GMM"),
+            columns="small",
+        ),
+    ]
 
 
 def neighbour_rows() -> list[Row]:

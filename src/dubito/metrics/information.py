@@ -26,6 +26,8 @@ from dubito.table import to_tensor
 from dubito.types import finite
 from dubito.validate import check_choice
 
+_NUMBERS = 1 << 17
+"""Of a block of inputs: 1 MB, which stays in the cache with what is computed from it."""
 _ONE = 1e-3
 """How far the sum of a row's probabilities may be from one: what float16 leaves. In bfloat16 it is its own step."""
 
@@ -57,14 +59,27 @@ def decompose(probs: Array, weights: Array | None = None) -> Decomposition:
     >>> [round(float(part), 4) for part in (total, aleatoric, epistemic)]  # log 2, 0, log 2
     [0.6931, 0.0, 0.6931]
     """
-    p = _probabilities(probs, "decompose", "m n c")
-    w = _weights(weights, p)
+    tensor = _tensor(probs, "decompose: probs", "m n c")
+    m, n, c = tensor.shape
+    w = _weights(weights, tensor)
+    result = Decomposition(*torch.empty(3, n, dtype=torch.float64))
+    size = max(1, _NUMBERS // (m * c))
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        p = _normalised(tensor[:, rows], "decompose", "m n c", first=start)
+        for whole, part in zip(result, _decomposed(p, w[:, rows]), strict=True):
+            whole[rows] = part
+    return result
+
+
+def _decomposed(p: Float64[Tensor, "m n c"], w: Float64[Tensor, "m n"]) -> Decomposition:
     mean = torch.einsum("mn,mnc->nc", w, p)
-    aleatoric = (w * entropy_of(p)).sum(0)
-    # xlogy twice instead of a logarithm of the ratio: a class with no probability adds nothing, in p_m or in both.
-    # Where only members without weight give a class any, its mean is zero: no logarithm of that, to multiply by zero.
-    positive = mean.clamp_min(torch.finfo(torch.float64).tiny)
-    divergence = (torch.xlogy(p, p) - torch.xlogy(p, positive)).sum(-1)
+    own = torch.xlogy(p, p)
+    aleatoric = -(w * own.sum(-1)).sum(0)
+    # Differences of every class instead of those of sums, which would cancel. A class with no probability adds nothing;
+    # where only members without weight give it any, its mean is zero: no logarithm of that, to multiply by zero.
+    log_mean = mean.clamp_min(torch.finfo(torch.float64).tiny).log()
+    divergence = own.sub_(p * log_mean).sum(-1)
     return Decomposition(entropy_of(mean), aleatoric, (w * divergence).sum(0).clamp_min(0))
 
 
@@ -172,15 +187,22 @@ def entropy_of(probs: Float[Tensor, "*n c"]) -> Float[Tensor, "*n"]:
 
 
 def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
-    """Checked, and brought to a sum of one to the last bit, so that what is exact in theory is so in numbers."""
-    tensor = _tensor(values, f"{by}: probs", axes)
+    return _normalised(_tensor(values, f"{by}: probs", axes), by, axes)
+
+
+def _normalised(tensor: Shaped[Tensor, "..."], by: str, axes: str, *, first: int = 0) -> Float64[Tensor, "..."]:
+    """Checked, and brought to a sum of one to the last bit, so that what is exact in theory is so in numbers.
+
+    `first` is the number of the first input, for errors.
+    """
     tolerance = max(_ONE, torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else _ONE
     p = tensor.double()
     sums = p.sum(-1)
     wrong = ((sums - 1).abs() > tolerance) | (p < 0).any(-1)
     if bool(wrong.any()):
         where = tuple(wrong.nonzero()[0].tolist())
-        place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), where, strict=False))
+        shown = (*where[:-1], where[-1] + first)
+        place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), shown, strict=False))
         raise ValueRangeError(
             f"{by}: probabilities must sum to 1, none negative; those of {place} sum to {float(sums[where]):g}, "
             f"the lowest is {float(p[where].min()):g}. Pass the softmax of logits over the last axis."
@@ -188,7 +210,7 @@ def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
     return p / sums[..., None]
 
 
-def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tensor, "m n"]:
+def _weights(weights: Array | None, p: Shaped[Tensor, "m n c"]) -> Float64[Tensor, "m n"]:
     if weights is None:
         return torch.full(p.shape[:2], 1 / len(p), dtype=torch.float64)
     w = finite(to_tensor(weights, "decompose: weights").double(), "decompose: weights")
@@ -224,5 +246,5 @@ def _tensor(values: Array, what: str, axes: str) -> Shaped[Tensor, "..."]:
             f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; got shape "
             f"{tuple(tensor.shape)}. m are the members, n the inputs, c the classes."
         )
-    finite(tensor.double(), what)
+    finite(tensor if tensor.is_floating_point() else tensor.double(), what)
     return tensor
