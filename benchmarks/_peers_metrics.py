@@ -123,9 +123,9 @@ def curve(function: Callable[..., float]) -> Side:
     return contender
 
 
-def our_ece(logit: torch.Tensor, label: torch.Tensor) -> float:
-    """From logits."""
-    return metrics.ece(metrics.confidence(logit), metrics.correct(logit, label))
+def ece_by(function: Callable[..., float]) -> Callable[..., float]:
+    """A calibration error of ours, from logits."""
+    return lambda logit, label: function(metrics.confidence(logit), metrics.correct(logit, label))
 
 
 def metric_rows() -> list[Row]:
@@ -170,7 +170,29 @@ def metric_rows() -> list[Row]:
             why="the peer starts its trapezoids at the first row, and leaves tied rows in the order that they have",
         ),
         Row("mutual information of ten members", tu, our_information, their_information, share=0.1),
-        Row("ECE", "torchmetrics", figure(our_ece, *both), torchmetrics_ece),
+        Row("ECE", "torchmetrics", figure(ece_by(metrics.ece), *both), torchmetrics_ece),
+        Row(
+            "adaptive ECE",
+            tu,
+            figure(ece_by(metrics.adaptive_ece), *both),
+            uncertainty_metric(
+                "AdaptiveCalibrationError", *both, softmax=True, task="multiclass", num_bins=15, **per_class
+            ),
+            why="the peer leaves tied rows in the order that they happen to have",
+        ),
+        Row(
+            "class-wise ECE",
+            tu,
+            figure(metrics.class_wise_ece, *both),
+            uncertainty_metric("ClasswiseCalibrationError", *both, softmax=True, **per_class),
+        ),
+        Row(
+            "smooth ECE",
+            tu,
+            figure(ece_by(metrics.smooth_ece), *both),
+            uncertainty_metric("SmoothCalibrationError", *both, softmax=True, kernel_type="reflected"),
+            why="the peer smooths on another grid, and divides by a density with 0.0001 added",
+        ),
         Row(
             "Brier",
             tu,

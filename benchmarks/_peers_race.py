@@ -17,15 +17,21 @@ from typing import Any
 
 import numpy as np
 from _peers_data import write_columns, write_votes
+from _peers_guarantees import ALLOWED, COVERAGE, DRAWS
 from _peers_page import line, page, table
 from _peers_rows import Row, rows
 from _peers_run import contend
 
 LARGE = {"rows": 50_000, "classes": 1000, "dims": 1280, "million": 1_000_000}
 SMALL = {"rows": 4000, "classes": 20, "dims": 64, "million": 20_000}
+MEDIUM = {"rows": 20_000, "classes": 100, "dims": 512, "million": 1000}
 TEN = {"rows": 20_000, "classes": 10, "dims": 64, "million": 1000}
 FEW = {"rows": 600, "classes": 10, "dims": 32, "million": 1000}
 SAME, SAME_ORDER = 1e-4, 0.9999
+WORTH = 0.001
+"""By less, no figure is better than another."""
+HIGHER = ("auroc", "error_auroc", "ood_auroc", "average_precision", "kept_coverage")
+LOWER = ("nll",)
 SHORT, MOST = 1.0, 7
 """Rows whose runs take less than a second on both sides are repeated so often."""
 SIDES = ("ours", "theirs")
@@ -66,18 +72,23 @@ def main() -> None:
     sys.exit(any("ours" in result["failed"] for result in results))
 
 
-def prepared(context: Any, folder: Path, options: Namespace) -> dict[str, int]:
-    """Write the columns, and return by name how many images each of them has."""
-    settings = {"large": SMALL if options.small else LARGE, "small": FEW if options.small else TEN, "warm": FEW}
+def prepared(context: Any, folder: Path, options: Namespace) -> dict[str, tuple[int, str]]:
+    """Write the columns, and return by name how many images each of them has, and its size in words."""
+    settings = {"large": LARGE, "medium": MEDIUM, "small": TEN, "warm": FEW}
+    if options.small:
+        settings = {"large": SMALL, "medium": FEW, "small": FEW, "warm": FEW}
     jobs = [(write_columns, (folder / name,), one) for name, one in settings.items()]
-    sizes = {name: one["rows"] for name, one in settings.items()}
+    sizes = {
+        name: (one["rows"], f"{one['rows']:,} x {one['classes']:,} classes, {one['dims']:,} features")
+        for name, one in settings.items()
+    }
     if options.data:
         images = options.images or options.data / "cifar10.npz"
         jobs += [
             (write_votes, (folder / f"votes{depth}", depth), {"data": options.data, "images": images})
             for depth in (20, 56)
         ]
-        sizes |= {"votes20": 5000, "votes56": 5000}
+        sizes |= {f"votes{depth}": (5000, f"CIFAR-10, 5,000 images, ResNet-{depth}") for depth in (20, 56)}
     for function, arguments, named in jobs:
         process = context.Process(target=function, args=arguments, kwargs=named)
         process.start()
@@ -87,9 +98,10 @@ def prepared(context: Any, folder: Path, options: Namespace) -> dict[str, int]:
     return sizes
 
 
-def raced(context: Any, row: Row, folder: Path, options: Namespace, size: int) -> dict[str, Any]:
+def raced(context: Any, row: Row, folder: Path, options: Namespace, size: tuple[int, str]) -> dict[str, Any]:
     """Both contenders, in turn, each time in a new process."""
-    queries = max(100, round(row.share * size)) if row.share < 1 else None
+    count, data = size
+    queries = max(100, round(row.share * count)) if row.share < 1 else None
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     failed: dict[str, str] = {}
     repeats = options.repeats
@@ -103,7 +115,7 @@ def raced(context: Any, row: Row, folder: Path, options: Namespace, size: int) -
         if all(done and seconds(done[0]) < SHORT for done in runs.values()):
             repeats = max(options.repeats, MOST)
     result: dict[str, Any] = {"what": row.what, "peer": row.peer, "name": row.name, "why": row.why, "kind": row.kind}
-    result |= {"failed": failed, "scored": queries or size}
+    result |= {"failed": failed, "scored": queries or count, "data": data}
     for side, done in runs.items():
         if done and side not in failed:
             best = min(done, key=seconds)
@@ -112,6 +124,8 @@ def raced(context: Any, row: Row, folder: Path, options: Namespace, size: int) -
         result["ratio"] = round(result["ours"]["seconds"] / result["theirs"]["seconds"], 3)
         result["memory_ratio"] = round(result["ours"]["megabytes"] / max(result["theirs"]["megabytes"], 1), 3)
         result["answers"] = compared([folder / f"{side}.npy" for side in SIDES], result)
+        equal = result["answers"]["verdict"] == "equal"
+        result["worse"] = [] if equal else worse(*(result[side]["figures"] for side in SIDES))
     for answer in folder.glob("*.npy"):
         answer.unlink()
     return result
@@ -162,6 +176,27 @@ def compared(answers: list[Path], result: dict[str, Any]) -> dict[str, Any]:
     return {**gap, "verdict": verdict}
 
 
+def worse(ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
+    """In which figures the peer is better, by more than `WORTH`.
+
+    A size of sets counts if these cover what they should, a precision of flags if as many of the wrong labels are
+    flagged; a guarantee that is broken more often than it may counts for nothing.
+    """
+    pairs = {name: (ours[name], theirs[name]) for name in ours if name in theirs}
+    behind = [name for name in HIGHER if name in pairs and pairs[name][1] > pairs[name][0] + WORTH]
+    behind += [name for name in LOWER if name in pairs and pairs[name][1] < pairs[name][0] - WORTH]
+    if "size" in pairs and theirs["coverage"] >= COVERAGE - WORTH and theirs["size"] < ours["size"] * (1 - WORTH):
+        behind.append("size")
+    both = [pairs[name] for name in ("precision", "recall") if name in pairs]
+    if both and all(their >= our for our, their in both) and any(their > our for our, their in both):
+        behind.append("precision and recall")
+    if "violations" in pairs:
+        most = ALLOWED + 3 * float(np.sqrt(ALLOWED * (1 - ALLOWED) / DRAWS))
+        behind = behind if theirs["violations"] <= most else []
+        behind += ["violations"] if ours["violations"] > most else []
+    return behind
+
+
 def summarised(results: list[dict[str, Any]], options: Namespace) -> dict[str, Any]:
     """The JSON object of the last line."""
     ratios = {row["name"]: row["ratio"] for row in results if "ratio" in row}
@@ -170,6 +205,7 @@ def summarised(results: list[dict[str, Any]], options: Namespace) -> dict[str, A
         "worst_ratio": ratios[worst] if worst else None,
         "worst_row": worst,
         "slower": [name for name, ratio in ratios.items() if ratio > 1],
+        "worse": {row["name"]: row["worse"] for row in results if row.get("worse")},
         "rows": results,
         "versions": {name: version(name) for name in options.packages},
         "date": datetime.now(timezone.utc).date().isoformat(),

@@ -26,7 +26,7 @@ class Row:
         ours: What dubito does.
         theirs: What the peer does.
         share: Which share of the rows is scored, where the peer could not score them all.
-        columns: Which data: "large", "small" (10 classes) or "votes20", "votes56".
+        columns: Which data: "large", "medium" (100 classes), "small" (10 classes) or "votes20", "votes56".
         kind: The heading of its table.
         why: Why answers differ, where they do.
     """
@@ -43,7 +43,7 @@ class Row:
     @property
     def name(self) -> str:
         """One for each."""
-        return f"{self.what} ({self.peer})"
+        return f"{self.what} ({self.peer}{'' if self.columns == 'large' else ', ' + self.columns})"
 
 
 def nothing() -> None:
