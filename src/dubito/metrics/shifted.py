@@ -60,7 +60,8 @@ def softmax_blocks(logits: Float[Tensor, "n c"]) -> Iterator[tuple[slice, Float6
     """
     n, c = logits.shape
     size = max(1, min(n, _NUMBERS // c))
-    buffer = torch.empty(size, c, dtype=torch.float64)
+    buffer, converted = torch.empty(2, size, c, dtype=torch.float64)
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
-        yield rows, torch.softmax(logits[rows], 1, dtype=torch.float64, out=buffer[: rows.stop - start])
+        z = converted[: rows.stop - start].copy_(logits[rows])
+        yield rows, torch.softmax(z, 1, out=buffer[: len(z)])
