@@ -384,6 +384,9 @@ def _with_probes(provenance: Provenance, probes: Sequence[Probe]) -> Provenance:
 def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Advance]:
     """A bar on standard error, or in a notebook's output; yields a function that advances it."""
     console = Console(stderr=True)
+    if not (show and (console.is_terminal or console.is_jupyter)):
+        yield lambda _count, _note=None: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -392,9 +395,9 @@ def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bo
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console, disable=not (show and console.is_terminal), transient=False) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=total, completed=done, rate="", note="")
-        refresh = _in_notebook(progress) if show and console.is_jupyter else None
+        refresh = _in_notebook(progress) if console.is_jupyter else None
 
         def advance(count: int, note: str | None = None) -> None:
             progress.advance(task, count)
