@@ -75,7 +75,14 @@ def reject(
     cache: options.Cache,
     *,
     of: Annotated[list[str], option("An ensemble, such as tiles_2 or members; by default all.", "NAME")] = [],
-    calibration: Annotated[Place | None, option("Other labelled images, for the optimal temperature.", "CACHE")] = None,
+    calibration: Annotated[
+        Place | None,
+        Option(
+            "--learn-from",
+            metavar="CACHE",
+            help="Other labelled images, on which temperatures and pooled weights are fitted.",
+        ),
+    ] = None,
     uncertainty: Annotated[
         list[str],
         Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),
