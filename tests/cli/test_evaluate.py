@@ -291,7 +291,9 @@ def test_what_reject_lacks_is_reported(run: Run, tiled: Path, cache: Path) -> No
     assert f"at least {COUNT} of the {COUNT} images of" in answer.err
 
 
-def test_what_temperatures_are_fitted_on_must_be_of_the_same_model(run: Run, images: Path, tiled: Path, tmp_path: Path) -> None:
+def test_what_temperatures_are_fitted_on_must_be_of_the_same_model(
+    run: Run, images: Path, tiled: Path, tmp_path: Path
+) -> None:
     assert run("extract", MODEL, images, "--to", tmp_path / "x", "--weights", "none", "--workers", 0).code == 0
     answer = run("reject", tiled, "--learn-from", tmp_path / "x")
     assert answer.code == 1
