@@ -110,6 +110,11 @@ def test_label_issues(run: Run, labelled: Path, tmp_path: Path) -> None:
     expected = dubito.find_label_issues(dubito.open(labelled), least=0.01, cross_validate=True)
     assert [row["id"] for row in result["issues"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
+    split = run("label-issues", labelled, *options, "--folds", 3, "--seed", 2, "--json").json
+    other = dubito.find_label_issues(dubito.open(labelled), least=0.01, cross_validate=True, folds=3, seed=2)
+    assert [row["probability"] for row in split["issues"]] == other.probability.tolist()
+    assert other.probability.tolist() != expected.probability.tolist()
+    assert "--folds must be" in run("label-issues", labelled, *options, "--folds", 13).err
     shown = run("label-issues", labelled, "--no-cross-validate").out
     assert "no label is shown to be wrong, of 12 images; most suspicious: 1" in shown
     assert "The model's predictions agree with " in shown

@@ -7,7 +7,7 @@ import pytest
 import dubito
 from dubito.calibration import TemperatureScaling, calibrate, load_calibration, save_calibration
 
-from .conftest import Run
+from .conftest import MODEL, Run, write_images
 
 QUICK = ("--resamples", 20, "--folds", 2)
 
@@ -42,6 +42,27 @@ def test_a_saved_calibration_is_used_by_score_and_evaluate(run: Run, labelled: P
     assert evaluated["model"]["nll"]["value"] == pytest.approx(
         dubito.evaluate("entropy", method.apply(table), metrics="nll", resamples=20).model["nll"].value, abs=1e-9
     )
+
+
+def test_compare_and_label_issues_take_it_for_every_cache(
+    run: Run, labelled: Path, weights: Path, tmp_path: Path
+) -> None:
+    write_images(tmp_path / "images", 6, seed=7)
+    model, table = dubito.load(MODEL, weights=weights), dubito.open(labelled)
+    ood = dubito.extract(model, tmp_path / "images", tmp_path / "ood", workers=0, progress=False)
+    method = TemperatureScaling().fit(table)
+    saved, own = save_calibration(method, tmp_path / "c"), method.apply(table)
+    options = ("-s", "entropy", "-s", "energy", "--resamples", 20, "--calibration", saved, "--json")
+    compared = run("compare", labelled, "--ood", tmp_path / "ood", *options).json["questions"]
+    scores = ["entropy", "energy"]
+    expected = dubito.compare(own, ood={"ood": method.apply(ood)}, scores=scores, resamples=20)
+    assert compared == expected.to_dict()["questions"]
+    options = ("--least", 0.01, "--calibration", saved, "--json")
+    issues = run("label-issues", labelled, "--no-cross-validate", *options).json
+    same = dubito.find_label_issues(own, least=0.01, cross_validate=False)
+    assert [row["probability"] for row in issues["issues"]] == same.probability.tolist()
+    assert issues["notes"] == []
+    assert "has no effect" in run("label-issues", labelled, "--cross-validate", *options).json["notes"][0]
 
 
 def test_errors_are_in_words_of_the_command_line(run: Run, labelled: Path, tmp_path: Path) -> None:

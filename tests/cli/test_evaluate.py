@@ -253,7 +253,7 @@ def other(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_reject_json_is_that_of_the_library(run: Run, tiled: Path, other: Path) -> None:
-    answer = run("reject", tiled, "--calibration", other, *QUICK, "--seed", 3, "--json")
+    answer = run("reject", tiled, "--learn-from", other, *QUICK, "--seed", 3, "--json")
     assert answer.code == 0, answer.err
     study = rejection_study(dubito.open(tiled), calibration=dubito.open(other), resamples=10, buckets=4, seed=3)
     assert answer.json == {**study.to_dict(), "table": None, "curves": None, "page": None, "notes": []}
@@ -286,16 +286,18 @@ def test_what_reject_lacks_is_reported(run: Run, tiled: Path, cache: Path) -> No
     answer = run("reject", tiled, "--of", "tiles_9", *QUICK)
     assert answer.code == 1
     assert "needs an ensemble 'tiles_9'" in answer.err
-    answer = run("reject", tiled, "--calibration", tiled, *QUICK)
+    answer = run("reject", tiled, "--learn-from", tiled, *QUICK)
     assert answer.code == 1
     assert f"at least {COUNT} of the {COUNT} images of" in answer.err
 
 
-def test_calibration_must_be_of_the_same_model(run: Run, images: Path, tiled: Path, tmp_path: Path) -> None:
+def test_what_temperatures_are_fitted_on_must_be_of_the_same_model(
+    run: Run, images: Path, tiled: Path, tmp_path: Path
+) -> None:
     assert run("extract", MODEL, images, "--to", tmp_path / "x", "--weights", "none", "--workers", 0).code == 0
-    answer = run("reject", tiled, "--calibration", tmp_path / "x")
+    answer = run("reject", tiled, "--learn-from", tmp_path / "x")
     assert answer.code == 1
-    assert answer.err.startswith("error: --calibration ")
+    assert answer.err.startswith("error: --learn-from ")
 
 
 def test_corrupted_copies_choose_a_score_for_unseen_ood_images(

@@ -41,6 +41,19 @@ def test_fit_shows_the_guarantee(run: Run, labelled: Path, tmp_path: Path) -> No
     assert f"written: {tmp_path / 'guard'}" in answer.out
 
 
+def test_settings_of_scores(run: Run, labelled: Path, tmp_path: Path) -> None:
+    fit = ("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER[:-4], "--sets", 0)
+    answer = run(*fit, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=0.2")
+    assert answer.code == 0, answer.err
+    assert dubito.Guard.load(tmp_path / "guard").selection.scores["scaled_entropy"] == dubito.scores.ScaledEntropy(
+        scale=0.2
+    )
+    answer = run(*fit, "-s", "scaled_entropy", "--set", "scaled_entropy.size=0.2")
+    assert (answer.code, "--set: scaled_entropy" in answer.err) == (2, True), answer.err
+    answer = run(*fit, "--set", "scaled_entropy.scale=0.2")
+    assert (answer.code, "Pass --score NAME, too." in answer.err) == (2, True)
+
+
 def test_too_few_images_are_reported_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
     answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy", "--novel", "0")
     assert answer.code == 1
@@ -469,3 +482,5 @@ def test_settings_of_prediction_sets(run: Run, labelled: Path, tmp_path: Path) -
     clustered = run(*fit, "--sets", 0.5, "--clusters", 2).json["sets"]
     assert clustered["clusters"] == 2
     assert "got class_wise and clusters" in run(*fit, "--clusters", 2, "--class-wise").out
+    answer = run(*fit, "--sets", 95)
+    assert (answer.code, "--sets must be" in answer.out, "--coverage" in answer.out) == (2, True, False), answer.out

@@ -33,5 +33,7 @@ def test_errors_speak_of_options(run: Run, weights: Path, tmp_path: Path) -> Non
     call = ["imagenet-variants", MODEL, "--weights", weights]
     answer = run(*call, "--root", tmp_path)
     assert (answer.code, "--root must be NAME=DIR, such as imagenet-a=" in answer.err) == (2, True)
+    answer = run(*call, "--root", f"imagenet-a={tmp_path}", "-s", "energy", "--set", "energy.temperature=-1")
+    assert (answer.code, "temperature must be" in answer.err) == (1, True), answer.err
     answer = run(*call, "--root", f"imagenet-b={tmp_path}")
     assert (answer.code, "must be one of imagenet-a, imagenet-r" in answer.err) == (1, True)

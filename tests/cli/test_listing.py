@@ -1,14 +1,19 @@
 """`dubito list`: everything that is registered is listed."""
 
+from collections.abc import Collection
 from dataclasses import fields
+from typing import get_args
 
 import pytest
 
 from dubito import metrics
 from dubito.calibration import METHODS
-from dubito.data import Augment
+from dubito.choices import SetMethod
+from dubito.data import CORRUPTIONS, STAND_INS, Augment
 from dubito.heads import Recipe
 from dubito.probes import PROBES, probe_settings
+from dubito.protocols import OPENOOD
+from dubito.protocols.imagenet_variants import VARIANTS
 from dubito.scores.registry import SCORES
 from dubito.validate import settings_from_text
 
@@ -38,6 +43,23 @@ def test_calibrations(run: Run) -> None:
     shown = run("list", "calibrations", "venn").out
     assert "1 calibration\n" in shown
     assert "dubito calibrate CACHE --method NAME" in shown
+
+
+def test_names_of_data_sets_corruptions_and_prediction_sets(run: Run) -> None:
+    """Every kind has the names that the commands take."""
+    kinds: dict[str, Collection[str]] = {
+        "openood-benchmarks": OPENOOD,
+        "imagenet-variants": VARIANTS,
+        "corruptions": {**CORRUPTIONS, **STAND_INS},
+        "set-methods": get_args(SetMethod),
+    }
+    for kind, names in kinds.items():
+        result = run("list", kind, "--json").json[kind]
+        assert [entry["name"] for entry in result] == list(names)
+    shown = run("list", "openood-benchmarks", "cifar10").out
+    assert "2 openood benchmarks" in shown
+    assert "cifar100, tin" in shown
+    assert "dubito openood MODEL --root DIR --benchmark NAME" in shown
 
 
 def test_probes_and_metrics(run: Run) -> None:
@@ -97,6 +119,10 @@ def test_overview(run: Run) -> None:
         "probes",
         "models",
         "metrics",
+        "set-methods",
+        "openood-benchmarks",
+        "imagenet-variants",
+        "corruptions",
         "recipe",
         "augment",
         "notes",

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .conftest import MODEL, Run
+import dubito
+
+from .conftest import MODEL, Run, write_images
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,20 @@ def test_table_json_and_csv(run: Run, root: Path, weights: Path, tmp_path: Path)
     assert "FPR@95" in shown.out
     assert "Left out: ssb_hard, inaturalist, openimage_o." in " ".join(shown.out.split())
     assert f"{rows['textures']['auroc']:.2f}" in shown.out
+
+
+def test_settings_of_a_score_that_learns(run: Run, root: Path, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "train", 12, seed=3)
+    model = dubito.load(MODEL, weights=weights)
+    train = dubito.extract(model, tmp_path / "train", tmp_path / "cache", workers=0, progress=False)
+    call = ["openood", MODEL, "--root", root, "--weights", weights, "--workers", 0, "--only", "ninco"]
+    options = ("--learn-from", tmp_path / "cache", "-s", "neighbours", "--json")
+    answer = run(*call, *options, "--set", "neighbours.k=2")
+    assert answer.code == 0, answer.err
+    scores = {"neighbours": dubito.Neighbours(k=2)}
+    same = dubito.protocols.openood(model, root, scores=scores, sets=["ninco"], train=train, workers=0, progress=False)
+    assert answer.json["scores"] == same.to_dict()["scores"]
+    assert "Pass --score NAME, too." in run(*call, "--set", "neighbours.k=2").err
 
 
 def test_errors_speak_of_options(run: Run, root: Path, weights: Path, tmp_path: Path) -> None:

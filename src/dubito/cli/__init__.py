@@ -156,7 +156,7 @@ for _name, _command, _example in (
     ),
     ("diagnose", explain.diagnose, "cache/test cache/other --learn-from cache/train --html why.html"),
     ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
-    ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
+    ("reject", evaluate.reject, "cache/test --of tiles_7 --learn-from cache/val --html rejection.html"),
     ("report", report.report, "pypi:efficientnet_lite0 photos --to report.html"),
     ("explore", explore.explore, "cache/photos --images photos --guard guard --ood cache/other"),
     ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),

@@ -10,6 +10,7 @@ import dubito
 from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.cli.calibrate import Saved, calibrated
 from dubito.cli.score import OneScore
 
 
@@ -78,15 +79,22 @@ def label_issues(
             show_default=False,
         ),
     ] = None,
+    folds: Annotated[
+        int, option("With cross-validation: parts of the images, each predicted by fits on the others.", "N", min=2)
+    ] = 5,
+    calibration: Saved = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Find labels of a CACHE that may well be wrong, each with its probability.
 
     Labels that the model contradicts more firmly than its own errors explain.
     """
     with screen.waiting("opening the cache"):
-        table = dubito.open(cache)
+        table = calibrated(dubito.open(cache), calibration)
     with screen.waiting("comparing labels with predictions"):
-        issues = dubito.find_label_issues(table, least=least, cross_validate=cross_validate)
+        issues = dubito.find_label_issues(table, least=least, cross_validate=cross_validate, folds=folds, seed=seed)
+    if calibration is not None and issues.cross_validated:
+        screen.note("--calibration has no effect: the predictions are those of linear classifiers on the features.")
     screen.show(issues, written={"to": to and issues.to_csv(to)})
 
 

@@ -28,7 +28,7 @@ def calibrate(
     csv: options.Csv = None,
     html: options.Html = None,
 ) -> None:
-    """Find the calibration that makes the probabilities of a labelled CACHE honest, by images that are held out.
+    """Find the best calibration for the probabilities of a labelled CACHE, by images that are held out.
 
     Methods whose differences may be noise are marked "="; the simplest of them is recommended.
     """

@@ -51,6 +51,7 @@ def compare(
         Place | None, option("The same images, by `dubito extract --corrupted`: which score for unseen OOD?", "CACHE")
     ] = None,
     scores: ScoreOptions,
+    calibration: Saved = None,
     bootstrap: Bootstrap,
 ) -> None:
     """Compare all scores that a CACHE allows: which finds wrong predictions, or out-of-distribution images, best?
@@ -58,9 +59,10 @@ def compare(
     Ranked with paired intervals and cost. Scores whose gap to the best may be noise are marked "=".
     """
     with screen.waiting("opening the caches"):
-        table, others = dubito.open(cache), options.open_sets(ood)
-        learned = None if scores.train is None else dubito.open(scores.train)
-        copies = None if corrupted is None else dubito.open(corrupted)
+        table = calibrated(dubito.open(cache), calibration)
+        others = {name: calibrated(one, calibration) for name, one in options.open_sets(ood).items()}
+        learned = None if scores.train is None else calibrated(dubito.open(scores.train), calibration)
+        copies = None if corrupted is None else calibrated(dubito.open(corrupted), calibration)
     with screen.waiting("scoring, with a paired bootstrap"):
         named = scores.score or scores.settings or scores.head or scores.load
         chosen = scores.ready(screen, table, learned) if named else None
@@ -75,7 +77,14 @@ def reject(
     cache: options.Cache,
     *,
     of: Annotated[list[str], option("An ensemble, such as tiles_2 or members; by default all.", "NAME")] = [],
-    calibration: Annotated[Place | None, option("Other labelled images, for the optimal temperature.", "CACHE")] = None,
+    calibration: Annotated[
+        Place | None,
+        Option(
+            "--learn-from",
+            metavar="CACHE",
+            help="Other labelled images, on which temperatures and pooled weights are fitted.",
+        ),
+    ] = None,
     uncertainty: Annotated[
         list[str],
         Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),

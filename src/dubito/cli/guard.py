@@ -11,7 +11,10 @@ import dubito
 from dubito import choices
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
+from dubito.cli._translate import translate
 from dubito.cli.audit import SOMETHING_WRONG
+from dubito.cli.score import NamedScores
+from dubito.errors import ValueRangeError
 from dubito.storage import Place
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class SetOptions:
 
     arguments: ClassVar[Mapping[str, str]] = {"method": "--set-method"}
     """Arguments of the library that these options stand for under another name."""
+    own_arguments: ClassVar[Mapping[str, str]] = {"coverage": "--sets", "per": "--sets-per"}
+    """Those that stand for other options elsewhere in the command."""
 
     def made(self, seed: int) -> "PredictionSets | bool":
         """The prediction sets; True for the default ones, where images and labels allow them."""
@@ -57,16 +62,19 @@ class SetOptions:
         if self == SetOptions() or self.sets == 0:
             return self.sets != 0
         ranks = {} if self.free_ranks is None else {"free_ranks": self.free_ranks}
-        return PredictionSets(
-            self.sets or PredictionSets.coverage,
-            self.set_method,
-            self.class_wise,
-            self.sets_per,
-            self.clusters,
-            self.penalty,
-            seed=seed,
-            **ranks,
-        )
+        try:
+            return PredictionSets(
+                PredictionSets.coverage if self.sets is None else self.sets,
+                self.set_method,
+                self.class_wise,
+                self.sets_per,
+                self.clusters,
+                self.penalty,
+                seed=seed,
+                **ranks,
+            )
+        except ValueRangeError as error:  # translated here: `--coverage` is another option of the command
+            raise BadParameter(translate(str(error), self.own_arguments)) from error
 
 
 @command
@@ -96,7 +104,7 @@ def fit(
         list[str],
         option("Besides: at most this share of a class is accepted as another; more than once.", "CLASS=SHARE"),
     ] = [],
-    score: options.Scores = [],
+    scores: NamedScores,
     train: Annotated[
         Place | None,
         Option("--learn-from", metavar="CACHE", help="Images that scores learn from; by default a part of CACHE."),
@@ -128,7 +136,7 @@ def fit(
             per=per,
             costs=None if costs is None else _costs_in(costs),
             missed=_shares(missed),
-            scores=score or None,
+            scores=scores.made(),
             train=learned,
             sets=chosen,
             novel=novel,

@@ -8,6 +8,7 @@ import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
 from dubito.cli.extract import Model
+from dubito.cli.score import NamedScores
 from dubito.storage import Place
 
 
@@ -21,7 +22,7 @@ def imagenet_variants(
         option("The folder of imagenet-a, imagenet-r, imagenet-v2 or imagenet-c; more than once.", "NAME=DIR"),
     ],
     to: Annotated[Place | None, option("Keep one cache per variant there, to resume and to reuse.", "DIR")] = None,
-    score: options.Scores = [],
+    scores: NamedScores,
     batch_size: Annotated[int | None, option("Images per forward pass.", min=1)] = None,
     workers: Annotated[int | None, option("Processes that decode images.", min=0)] = None,
     csv: options.Csv = None,
@@ -38,7 +39,7 @@ def imagenet_variants(
         classifier,
         roots,
         to,
-        scores=score or ("max_probability",),
+        scores=scores.made() or ("max_probability",),
         progress=not screen.quiet,
         batch_size=batch_size,
         workers=workers,

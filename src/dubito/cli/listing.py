@@ -1,4 +1,4 @@
-"""`dubito list`: scores, calibrations, heads, probes, models and metrics by name, and which settings can be typed."""
+"""`dubito list`: what can be named on the command line (scores, probes, models, data sets ...), with its settings."""
 
 import re
 from collections import Counter
@@ -11,11 +11,31 @@ from typing import Annotated, Any, Literal
 from typer import Argument
 
 import dubito
+from dubito import choices
 from dubito.choices import suggestion
 from dubito.cli._console import CommandResult, Screen, command
 
 Entries = list[dict[str, Any]]
-Kind = Literal["scores", "calibrations", "heads", "probes", "models", "metrics", "recipe", "augment"]
+Kind = Literal[
+    "scores",
+    "calibrations",
+    "heads",
+    "probes",
+    "models",
+    "metrics",
+    "set-methods",
+    "openood-benchmarks",
+    "imagenet-variants",
+    "corruptions",
+    "recipe",
+    "augment",
+]
+_SET_METHODS: Mapping[choices.SetMethod, str] = {
+    "lac": "The smallest sets on average, sometimes empty.",
+    "aps": "Never empty, and large where there are many classes.",
+    "raps": "Never empty, and smaller than aps, by a penalty on classes of low rank.",
+    "saps": "Never empty, and smaller than aps, by the rank of a class in place of its probability.",
+}
 
 
 @command
@@ -26,7 +46,7 @@ def list_(
         str, Argument(metavar="[FILTER]", help="A part of the name, or a pattern with *.", show_default=False)
     ] = "",
 ) -> None:
-    """List scores, calibrations, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
+    """List scores, probes, models, metrics and whatever else has a name; settings of probes and training."""
     with screen.waiting("listing"):
         every = {one: _LISTS[one]() for one in ([kind] if kind else _LISTS)}
         entries = {
@@ -93,6 +113,41 @@ def _metrics() -> Entries:
     return [{"name": name, "about": _first_line(one)} for name, one in metrics.items() if isfunction(one)]
 
 
+def _set_methods() -> Entries:
+    from dubito.guard.set_scores import PENALTY
+
+    return [{"name": name, "penalty": PENALTY.get(name), "about": about} for name, about in _SET_METHODS.items()]
+
+
+def _openood_benchmarks() -> Entries:
+    from dubito.protocols import OPENOOD
+
+    return [
+        {"name": name, **{kind: list(getattr(one, kind)) for kind in ("near", "far", "shifted")}}
+        for name, one in OPENOOD.items()
+    ]
+
+
+def _imagenet_variants() -> Entries:
+    from dubito.protocols.imagenet_variants import VARIANTS, classes_of_variant
+
+    return [{"name": name, "classes": len(classes_of_variant(name))} for name in VARIANTS]
+
+
+def _corruptions() -> Entries:
+    from dubito.data import CORRUPTIONS, STAND_INS
+
+    return [
+        {
+            "name": name,
+            "in_curves": name in CORRUPTIONS,
+            "in_corrupted_copies": name in STAND_INS,
+            "about": _first_line(function),
+        }
+        for name, function in {**CORRUPTIONS, **STAND_INS}.items()
+    ]
+
+
 def _models() -> Entries:
     from dubito.models import from_timm, from_torchvision
 
@@ -142,6 +197,16 @@ def _first_line(thing: Any) -> str:
     return (getdoc(thing) or "").partition("\n")[0]
 
 
+_HOW: Mapping[str, str] = {
+    "calibrations": "dubito calibrate CACHE --method NAME --to DIR",
+    "set-methods": "dubito guard fit CACHE --set-method NAME --to GUARD",
+    "openood-benchmarks": "dubito openood MODEL --root DIR --benchmark NAME",
+    "imagenet-variants": "dubito imagenet-variants MODEL --root NAME=DIR",
+    "corruptions": "dubito extract MODEL IMAGES --to DIR --corrupted, and in Python dubito.protocols.corruption_curve",
+    "recipe": "dubito train CACHE --to NAME --set KEY=VALUE",
+    "augment": "--augment KEY=VALUE,KEY=VALUE",
+}
+"""By kind, where its names or settings are typed."""
 _LISTS: Mapping[str, Callable[[], Entries]] = {
     "scores": _scores,
     "calibrations": _calibrations,
@@ -149,6 +214,10 @@ _LISTS: Mapping[str, Callable[[], Entries]] = {
     "probes": _probes,
     "models": _models,
     "metrics": _metrics,
+    "set-methods": _set_methods,
+    "openood-benchmarks": _openood_benchmarks,
+    "imagenet-variants": _imagenet_variants,
+    "corruptions": _corruptions,
     "recipe": lambda: _fields(dubito.heads.Recipe),
     "augment": lambda: _fields(dubito.Augment),
 }
@@ -169,16 +238,14 @@ def _counts(entries: Entries) -> str:
 
 def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, list[str]]:
     """A title, a table and remarks for one kind of entries."""
-    title, remarks = f"{len(entries)} {kind.removesuffix('s') if len(entries) == 1 else kind}", []
+    plural = kind.replace("-", " ")
+    title = f"{len(entries)} {plural.removesuffix('s') if len(entries) == 1 else plural}"
+    remarks = [_HOW[kind]] if kind in _HOW else []
     if kind == "models" and not filter_:
         return _counts(entries), [], ["Add a part of a name or a pattern: dubito list models 'resnet50*'"]
     if kind == "models":
         return title, [], [entry["name"] for entry in entries]
-    if kind == "scores":
-        entries = [one | {key: ", ".join(one[key]) for key in ("needs", "learns_from")} for one in entries]
-    elif kind == "calibrations":
-        remarks = ["dubito calibrate CACHE --method NAME --to DIR"]
-    elif kind == "heads":
+    if kind == "heads":
         from dubito.heads.shelf import local_folder
 
         names = ("name", "model", "features", "where", "trained_on")
@@ -190,6 +257,9 @@ def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, lis
         settings = [(one["name"], dict(each)) for one in entries for each in one["settings"]]
         entries = [{"probe": probe, "setting": each.pop("name"), **each} for probe, each in settings]
     elif kind in ("recipe", "augment"):
-        how = {"recipe": "dubito train CACHE --to NAME --set KEY=VALUE", "augment": "--augment KEY=VALUE,KEY=VALUE"}
-        title, remarks = f"{len(entries)} settings of {kind}", [how[kind]]
+        title = f"{len(entries)} settings of {kind}"
+    else:
+        entries = [
+            {key: ", ".join(one) if isinstance(one, list) else one for key, one in each.items()} for each in entries
+        ]
     return title, entries, remarks

@@ -9,6 +9,7 @@ import dubito
 from dubito.cli import _console as options
 from dubito.cli._console import Screen, command, option
 from dubito.cli.extract import Model
+from dubito.cli.score import NamedScores
 from dubito.storage import Place
 
 
@@ -22,7 +23,7 @@ def openood(
     ],
     benchmark: Annotated[str, option("imagenet, imagenet200, cifar10 or cifar100.", "NAME")] = "imagenet",
     to: Annotated[Place | None, option("Keep one cache per data set there, to resume and to reuse.", "DIR")] = None,
-    score: options.Scores = [],
+    scores: NamedScores,
     sets: Annotated[list[str], Option("--only", metavar="NAME", help="Only this OOD set; repeat it for several.")] = [],
     full_spectrum: Annotated[
         bool, Option("--full-spectrum", help="Count covariate-shifted images as in-distribution, too.")
@@ -54,7 +55,7 @@ def openood(
         root,
         to,
         benchmark=benchmark,
-        scores=score or None,
+        scores=scores.made(),
         sets=sets or None,
         full_spectrum=full_spectrum,
         train=train if learned is None else learned,

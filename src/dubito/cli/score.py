@@ -46,11 +46,26 @@ _Settings = Annotated[
 
 
 @dataclass
-class ScoreOptions:
-    """The options of commands that use several scores."""
+class NamedScores:
+    """The options of commands whose functions fit the scores themselves."""
 
     score: options.Scores = field(default_factory=list)
     settings: _Settings = field(default_factory=list)
+
+    def made(self) -> dict[str, "Score"] | None:
+        """The scores that `--score` names, with the settings of `--set`, not fitted; None where none is named."""
+        from dubito.scores.registry import make_score
+
+        if self.settings and not self.score:
+            raise BadParameter("--set belongs to a score, and none is named. Pass --score NAME, too.")
+        values = _values(self.settings, self.score)
+        return {name: make_score(name, **values.get(name, {})) for name in self.score} or None
+
+
+@dataclass
+class ScoreOptions(NamedScores):
+    """The options of commands that use several scores, ready to score."""
+
     train: _Train = None
     head: Annotated[
         list[str],
