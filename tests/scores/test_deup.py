@@ -83,9 +83,9 @@ def test_less_the_entropy():
     assert torch.allclose(whole - rest, Entropy().score(rows))
 
 
-def test_its_default_makes_twenty_passes():
+def test_its_default_makes_ten_passes():
     score = DEUP(width=8, depth=1).fit(table())
-    assert score.trained_["rows_seen"] == pytest.approx(20 * 300, rel=0.1)
+    assert score.trained_["rows_seen"] == pytest.approx(10 * 300, rel=0.1)
     assert score.score(table(9, seed=1)).min() > 0
 
 
