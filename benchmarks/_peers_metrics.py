@@ -170,7 +170,13 @@ def metric_rows() -> list[Row]:
             why="the peer starts its trapezoids at the first row, and leaves tied rows in the order that they have",
         ),
         Row("mutual information of ten members", tu, our_information, their_information, share=0.1),
-        Row("ECE", "torchmetrics", figure(ece_by(metrics.ece), *both), torchmetrics_ece),
+        Row(
+            "ECE",
+            "torchmetrics",
+            figure(ece_by(metrics.ece), *both),
+            torchmetrics_ece,
+            why="the peer has a bin of its own for confidences of exactly 1, to which float32 rounds many",
+        ),
         Row(
             "adaptive ECE",
             tu,
