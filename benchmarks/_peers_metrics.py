@@ -175,7 +175,7 @@ def metric_rows() -> list[Row]:
             "torchmetrics",
             figure(ece_by(metrics.ece), *both),
             torchmetrics_ece,
-            why="the peer has a bin of its own for confidences of exactly 1, to which float32 rounds many",
+            why="the peer adds up one row after the other in float32",
         ),
         Row(
             "adaptive ECE",
