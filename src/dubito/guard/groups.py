@@ -27,6 +27,8 @@ from dubito.table import Table
 from dubito.types import Json
 
 Group = str | int
+_NAMED = 5
+"""Groups that a sentence names."""
 
 
 class GroupThreshold(NamedTuple):
@@ -84,6 +86,16 @@ def group_codes(values: Shaped[np.ndarray, "n"], groups: Sequence[Group]) -> Int
     distinct, inverse = np.unique(values, return_inverse=True)
     known = np.array([places.get(one, -1) for one in distinct.tolist()], dtype=np.int64)
     return known[inverse.reshape(-1)] if len(values) else np.zeros(0, dtype=np.int64)
+
+
+def some_groups(groups: Sequence[Group]) -> str:
+    """The first of some groups, for a sentence.
+
+    >>> some_groups(["left", "right"]), some_groups([7, 8, 9, 10, 11, 12, 13])
+    ("'left', 'right'", '7, 8, 9, 10, 11 and 2 more')
+    """
+    named = ", ".join(map(repr, groups[:_NAMED]))
+    return named if len(groups) <= _NAMED else f"{named} and {len(groups) - _NAMED:,} more"
 
 
 def group_thresholds(
