@@ -19,9 +19,11 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor
 
-from dubito.errors import NotFittedError
+from dubito.errors import NotFittedError, TableError
 from dubito.table import Table
-from dubito.validate import check_number, check_rows
+from dubito.table.provenance import Provenance, check_provenance
+from dubito.types import finite_batches
+from dubito.validate import check_number, check_rows, check_same_model
 
 _LARGEST = 30.0
 """Of log w."""
@@ -37,6 +39,7 @@ class DensityRatio:
     Attributes:
         weight_: (d) coefficients, once fitted.
         bias_: What is added to them.
+        provenance_: Which model the features of the source are of, if known; tables of another one are refused.
     """
 
     def __init__(self, ridge: float = 1e-2) -> None:
@@ -44,6 +47,7 @@ class DensityRatio:
         self.ridge = ridge
         self.weight_: Float64[Tensor, "d"] | None = None
         self.bias_ = 0.0
+        self.provenance_: Provenance | None = None
 
     def fit(self, source: Table, target: Table) -> "DensityRatio":
         """Learn to tell images of the target from those of the source; labels are not read.
@@ -55,7 +59,13 @@ class DensityRatio:
         for what, one in {"source": source, "target": target}.items():
             check_rows(one, by="DensityRatio.fit", least=2, what=what)
             one.require("feature", by="DensityRatio.fit")
-        z = torch.cat([source.feature, target.feature]).double().numpy()
+        check_same_model(source.select("feature"), {"target": target.select("feature")}, by="DensityRatio.fit")
+        batches = [
+            batch.feature.double().numpy()
+            for one in (source, target)
+            for batch in finite_batches(one.batches("feature"), one.name, by="DensityRatio.fit")
+        ]
+        z = np.concatenate(batches)
         y = np.repeat([0.0, 1.0], [len(source), len(target)])
         mean, scale = z.mean(0), np.maximum(z.std(0), 1e-12)
         x = (z - mean) / scale
@@ -70,6 +80,7 @@ class DensityRatio:
         weight = b[1:] / scale
         self.weight_ = torch.from_numpy(weight)
         self.bias_ = float(b[0] - mean @ weight + np.log(len(source) / len(target)))
+        self.provenance_ = source.provenance
         return self
 
     def weights(self, table: Table) -> Float64[np.ndarray, "n"]:
@@ -77,6 +88,14 @@ class DensityRatio:
         if self.weight_ is None:
             raise NotFittedError("DensityRatio: fit(source, target) comes first, with images of both.")
         table.require("feature", by="DensityRatio")
+        if (width := table.shape("feature")[1]) != len(self.weight_):
+            raise TableError(
+                f"DensityRatio: features must be {len(self.weight_)} wide, as in fit; those of {table.name} are "
+                f"{width} wide. Use a table of the same model."
+            )
+        both = f"{table.name} and the source that DensityRatio was fitted on"
+        check_provenance(table.provenance, self.provenance_, by="DensityRatio", of=both, logits=False)
+        batches = finite_batches(table.batches("feature"), table.name, by="DensityRatio")
         parts = [torch.zeros(0, dtype=torch.float64)]
-        parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in table.batches("feature")]
+        parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in batches]
         return np.asarray(torch.cat(parts).clamp(-_LARGEST, _LARGEST).exp().numpy())
