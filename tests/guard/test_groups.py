@@ -170,9 +170,14 @@ def test_a_guard_of_every_camera() -> None:
         guard.decide(new)
     decisions = guard.decide(new.extended(camera=["left"] * 100 + ["right"] * 100 + ["above"] * 100))
     assert not decisions.accept[200:].any()
-    assert decisions[250].reason.startswith("camera unknown is refused: it has no calibration images")
+    assert decisions[250].reason.startswith("camera 'above' is refused: it has no calibration images")
+    assert "the guard knows 'left', 'right'" in decisions[250].reason
     left = guard(new, group="left")
     assert torch.equal(left.accept[:100], decisions.accept[:100])
+    with pytest.raises(
+        GuardError, match=r"one name or whole .*; got list\. .* guard\(table\.extended\(camera=\[\.\.\.\]"
+    ):
+        guard._grouped(new, ["left"] * 300)
     refitted = guard.refit(blobs(1500, seed=9).extended(camera=["above"] * 1500))
     assert [one.group for one in refitted.groups] == ["above"]
     with pytest.raises(GuardError, match="group goes with a guarantee or prediction sets for every group"):
