@@ -15,11 +15,10 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.optimize import minimize
-from scipy.special import expit
 from torch import Tensor
 
 from dubito.errors import NotFittedError, TableError
+from dubito.guard._logistic import fit_logistic
 from dubito.table import Table
 from dubito.table.provenance import Provenance, check_provenance
 from dubito.types import finite_batches
@@ -66,20 +65,12 @@ class DensityRatio:
             for batch in finite_batches(one.batches("feature"), one.name, by="DensityRatio.fit")
         ]
         z = np.concatenate(batches)
-        y = np.repeat([0.0, 1.0], [len(source), len(target)])
+        of_target = np.repeat([False, True], [len(source), len(target)])
         mean, scale = z.mean(0), np.maximum(z.std(0), 1e-12)
-        x = (z - mean) / scale
-
-        def loss(b: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-            logit = b[0] + x @ b[1:]
-            gap = (expit(logit) - y) / len(y)
-            value = np.mean(np.logaddexp(0, logit) - y * logit) + self.ridge / 2 * (b[1:] ** 2).sum()
-            return float(value), np.append(gap.sum(), gap @ x + self.ridge * b[1:])
-
-        b = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B").x
-        weight = b[1:] / scale
+        bias, weight = fit_logistic((z - mean) / scale, of_target, ridge=self.ridge)
+        weight /= scale
         self.weight_ = torch.from_numpy(weight)
-        self.bias_ = float(b[0] - mean @ weight + np.log(len(source) / len(target)))
+        self.bias_ = float(bias - mean @ weight + np.log(len(source) / len(target)))
         self.provenance_ = source.provenance
         return self
 
