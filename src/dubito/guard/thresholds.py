@@ -413,16 +413,16 @@ def smallest_feasible(guarantee: Guarantee, calibration: Outcomes) -> float | No
     Up to a thousandth of the largest cost. Where a larger risk fails and a smaller one passes, which tests that begin
     elsewhere allow, it may be missed.
     """
-    step = guarantee.largest / 1000
-    low, high = math.floor(guarantee.level / step), 1000
+    largest = guarantee.largest
+    low, high = math.floor(1000 * guarantee.level / largest), 1000
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            replace(guarantee, level=middle * step).threshold(calibration)
+            replace(guarantee, level=middle * largest / 1000).threshold(calibration)
             high = middle
         except GuardError:
             low = middle
-    return None if high == 1000 else high * step
+    return None if high == 1000 else high * largest / 1000
 
 
 def images_needed(
