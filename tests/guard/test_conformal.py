@@ -1,11 +1,14 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from dubito.errors import DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
+from dubito.guard import Guard
 from dubito.guard.conformal import PredictionSets, conformal_quantile, fitted_sets, needed_for_sets, set_scores
 from dubito.table import Table
+from dubito.table.provenance import Provenance
 
 from .world import blobs
 
@@ -99,8 +102,43 @@ def test_what_else_can_be_wrong() -> None:
         PredictionSets().fit(Table(logit=table.logit, label=torch.arange(30) % 10))
     with pytest.warns(DubitoWarning):
         fitted = PredictionSets(class_wise=True).fit(table)
-    with pytest.raises(TableError, match="4 classes were fitted; table in memory has 3"):
-        fitted.sets(Table(logit=torch.zeros(2, 3)))
+    for sets in (fitted, PredictionSets().fit(table)):
+        with pytest.raises(TableError, match="4 classes were fitted; table in memory has 3"):
+            sets.sets(Table(logit=torch.zeros(2, 3)))
+    with pytest.raises(ValueRangeError, match="penalty goes with the methods raps and saps; got method 'aps'"):
+        PredictionSets(method="aps", penalty=0.1)
+
+
+def test_tables_of_another_model_are_refused() -> None:
+    mine, other = Provenance(model="one", weights="ab12"), Provenance(model="two", weights="cd34")
+    table, new = data(50), data(5, seed=1)
+    table.provenance, new.provenance = mine, other
+    sets = PredictionSets().fit(table)
+    with pytest.raises(TableError, match=r"must come from one model .*\(two, not one\)"):
+        sets.sets(new)
+    kept = PredictionSets.from_json(sets.to_json(), mine)
+    with pytest.raises(TableError, match="must come from one model"):
+        kept.sets(new)
+    new.provenance = mine
+    assert torch.equal(kept.sets(new), sets.sets(new))
+
+
+def test_a_guard_keeps_the_model_of_its_sets(tmp_path: Path) -> None:
+    table, new = blobs(400), blobs(5, seed=1)
+    table.provenance, new.provenance = Provenance(weights="ab12"), Provenance(weights="cd34")
+    guard = Guard.fit(None, table, 0.3, scores=["entropy"], novel=0.0)
+    for sets in (guard.sets, Guard.load(guard.save(tmp_path / "guard")).sets):
+        assert sets is not None
+        with pytest.raises(TableError, match="must come from one model"):
+            sets.sets(new)
+
+
+@pytest.mark.parametrize("method", ["lac", "aps"])
+def test_logits_that_are_not_finite_have_no_sets(method: str) -> None:
+    new = data(5, seed=1)
+    new.logit[3, 0] = math.nan
+    with pytest.raises(ValueRangeError, match="column 'logit' must be finite; row 3 of table in memory holds nan"):
+        PredictionSets(0.8, method).fit(data(50)).sets(new)
 
 
 def test_no_rows_have_no_sets() -> None:

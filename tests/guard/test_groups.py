@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,34 @@ def test_groups_with_too_few_images_take_no_part_of_delta() -> None:
     assert found[3].reason == f"it has 10 calibration images, and at least {enough} are needed"
     assert binom.cdf(0, enough, 0.06) <= 0.1 / 3
     assert limits(found, np.array([3, -1])).tolist() == [-np.inf, -np.inf]
+
+
+def test_many_equal_groups_do_not_break_the_guarantee_together() -> None:
+    """100 groups of 100 images, slightly more than the risk of them wrong: any threshold at all breaks the guarantee.
+
+    delta / 8 allows the 8 largest groups; a test passes without an error, with probability 0.9499^100 < 0.05 / 8.
+    """
+    guarantee, draws = Guarantee("risk", 0.05, 0.95, per="site"), 200
+    rng, group, broken = np.random.default_rng(0), np.repeat(np.arange(100), 100), 0
+    for wrong in rng.binomial(1, 0.0501, (draws, 10_000)).astype(bool):
+        with contextlib.suppress(GuardError):
+            group_thresholds(guarantee, np.zeros(10_000), wrong, group, range(100))
+            broken += 1
+    assert broken / draws <= 0.05 + 2.6 * (0.05 * 0.95 / draws) ** 0.5
+
+
+def test_no_more_groups_are_tested_than_share_delta() -> None:
+    """`needed(0.05, 1 - 0.05 / K)` is 99 for K = 8, and 102 for K = 9."""
+    sizes = [50, *[100] * 6, 101, *[100] * 3]
+    group, right = np.repeat(np.arange(11), sizes), np.zeros(sum(sizes), dtype=bool)
+    guarantee = Guarantee("risk", 0.05, 0.95, per="site")
+    found = group_thresholds(guarantee, np.zeros(len(group)), right, group, range(11))[1]
+    assert [one.group for one in found if not one.reason] == [*range(1, 9)]  # the largest, and of equal ones the first
+    assert found[0].reason == "it has 50 calibration images, and at least 99 are needed"
+    assert found[9].reason.startswith("it has 100 calibration images, and only the 8 largest of 11 can be tested")
+    assert [one.of for one in found] == sizes
+    none_left = group_thresholds(guarantee, np.zeros(142), np.zeros(142, bool), np.repeat([0, 1], 71), ["a", "b"])[1]
+    assert "only the largest of 2 can be tested together" in none_left[1].reason
 
 
 def test_nothing_can_be_guaranteed_in_any_group() -> None:
@@ -141,9 +170,14 @@ def test_a_guard_of_every_camera() -> None:
         guard.decide(new)
     decisions = guard.decide(new.extended(camera=["left"] * 100 + ["right"] * 100 + ["above"] * 100))
     assert not decisions.accept[200:].any()
-    assert decisions[250].reason.startswith("camera unknown is refused: it has no calibration images")
+    assert decisions[250].reason.startswith("camera 'above' is refused: it has no calibration images")
+    assert "the guard knows 'left', 'right'" in decisions[250].reason
     left = guard(new, group="left")
     assert torch.equal(left.accept[:100], decisions.accept[:100])
+    with pytest.raises(
+        GuardError, match=r"one name or whole .*; got list\. .* guard\(table\.extended\(camera=\[\.\.\.\]"
+    ):
+        guard._grouped(new, ["left"] * 300)
     refitted = guard.refit(blobs(1500, seed=9).extended(camera=["above"] * 1500))
     assert [one.group for one in refitted.groups] == ["above"]
     with pytest.raises(GuardError, match="group goes with a guarantee or prediction sets for every group"):

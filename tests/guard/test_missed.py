@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,10 @@ def test_no_more_are_missed_than_stated() -> None:
 
 def test_a_class_that_is_never_missed_needs_no_alert() -> None:
     assert missed_threshold(np.full(100, np.inf), CRACK, 0.9) == np.inf
-    with pytest.raises(GuardError, match=rf"class crack .* at least {needed(0.05, 0.9)} calibration .* there are 44"):
+    with pytest.raises(
+        GuardError,
+        match=rf"class crack .* at least {needed(0.05, 0.9)} calibration .* there are 44, enough for 0\.051\.",
+    ):
         missed_threshold(np.zeros(44), CRACK, 0.9)
 
 
@@ -137,8 +141,28 @@ def test_names_of_missed_classes() -> None:
         missed_classes({2: 0.05}, classes, 2, by="f")
     with pytest.raises(ValueRangeError, match="missed names class 1 twice, the second time as 'crack'"):
         missed_classes({1: 0.05, "crack": 0.1}, classes, 2, by="f")
-    with pytest.raises(ValueRangeError, match="missed must be a number in"):
-        missed_classes({1: 0.0}, classes, 2, by="f")
+    for level in (0.0, "0.1"):
+        with pytest.raises(ValueRangeError, match="missed must be a number in"):
+            missed_classes({1: level}, classes, 2, by="f")
+    with pytest.raises(
+        ValueRangeError, match=r"missed must be a dictionary.* got \['crack'\]\. Pass missed=\{\"crack\": 0\.01"
+    ):
+        missed_classes(["crack"], classes, 2, by="f")
+    with pytest.raises(ValueRangeError, match=r"has no class names\. Use numbers, such as missed=\{1: 0\.05\}"):
+        missed_classes({"crack": 0.05}, None, 2, by="f")
+
+
+def test_a_coverage_that_alerts_make_impossible() -> None:
+    """Alerts and novel images are counted each, and how many of the class are there to calibrate."""
+    table = blobs(4000, noise=1.6)
+    with pytest.raises(GuardError, match=r"share of 0\.9 cannot be accepted") as error:
+        Guard.fit(None, table, coverage=0.9, missed={1: 0.02}, sets=False, scores=["entropy"])
+    found = r"(\d+) of 3600 .* refused: (\d+) unlike the in-dist.*, ([\d,]+) that may be of class 1 \("
+    counts = re.search(found, str(error.value))
+    assert counts is not None
+    refused, novel, alerts = (int(one.replace(",", "")) for one in counts.groups())
+    assert refused == novel + alerts
+    assert 0 < novel < 100 < alerts
 
 
 def test_a_guard_with_costs_is_refitted(tmp_path: Path) -> None:

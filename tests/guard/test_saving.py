@@ -82,7 +82,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(format=9), "must be of format 4; got 9"),
+        (changed(format=9), "must be of format 5; got 9"),
         (changed(parts="parts-1-00000000"), "is not the part that guard.json was written with"),
         (changed(parts=None), "refers to None, which is not one of its parts"),
         (changed(parts="../elsewhere"), "refers to '../elsewhere', which is not one of its parts"),
@@ -93,7 +93,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(weights={"../../x": 1.0}, scores=["../../x"], roles={}), "cannot be read"),
         (changed(sets={"coverage": 0.9}), "cannot be read"),
         (lambda result: {key: value for key, value in result.items() if key != "roles"}, "cannot be read"),
-        (lambda _: [], "must be of format 4; got list"),
+        (lambda _: [], "must be of format 5; got list"),
     ],
 )
 def test_a_damaged_description_is_reported(
@@ -181,6 +181,7 @@ NEVER = {"label": 1, "value": 0.0, "missed": 0, "of": 9}
         (put("classes", to=["a", "b"]), "classes"),
         (put("sets", "thresholds", to=[]), "prediction sets"),
         (put("sets", "clusters"), "4 quantiles for 1 part"),
+        (put("sets", "classes", to=3), "4 quantiles for 3 part"),
         (put("sets", "per", to="site"), "one kind of parts"),
         (put("sets", "method", to="x"), "method"),
     ],

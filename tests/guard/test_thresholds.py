@@ -17,7 +17,7 @@ from dubito.guard.thresholds import (
     needed,
     risk_threshold,
     share_threshold,
-    smallest_risk,
+    smallest_feasible,
 )
 
 
@@ -228,8 +228,11 @@ def test_share_needs_so_many() -> None:
 
 def test_share_that_novel_images_make_impossible() -> None:
     u = np.append(np.arange(80.0), np.full(20, np.inf))
-    with pytest.raises(GuardError, match=r"0.9 of all images cannot be accepted: 20 of 100 images are unlike"):
+    with pytest.raises(GuardError, match=r"0\.9 cannot be accepted: 20 of 100 images are refused .* so 0\.722 is"):
         share_threshold(u, share=0.9, confidence=0.95, what="images")
+    assert share_threshold(u, share=0.722, confidence=0.95, what="images").accepted == 80
+    with pytest.raises(GuardError, match="cannot be accepted"):
+        share_threshold(u, share=0.723, confidence=0.95, what="images")
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan"), "0.05", None])
@@ -258,12 +261,13 @@ def test_the_smallest_feasible_risk_passes_and_the_next_does_not() -> None:
     rng = np.random.default_rng(0)
     u = rng.random(600)
     wrong = rng.random(600) < 0.3 * u
-    lowest = smallest_risk(u, wrong, confidence=0.95)
+    guarantee = Guarantee("risk", 0.0005, 0.95)
+    lowest = smallest_feasible(guarantee, (u, wrong))
     assert lowest is not None
     assert risk_threshold(u, wrong, risk=lowest, confidence=0.95).accepted > 0
     with pytest.raises(GuardError):
         risk_threshold(u, wrong, risk=lowest - 0.001, confidence=0.95)
-    assert smallest_risk(u, wrong | True, confidence=0.95) is None
+    assert smallest_feasible(guarantee, (u, wrong | True)) is None
 
 
 def test_how_many_images_a_risk_takes() -> None:

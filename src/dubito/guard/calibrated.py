@@ -115,11 +115,25 @@ def fit_thresholds(
             return guarantee.threshold((u, loss)), ()
         return group_thresholds(guarantee, u, loss, calibration.group, groups)
     except GuardError as error:
-        feasible = guarantee.feasible(calibration.outcomes, rows)
+        refused = _always_refused(guarantee, calibration, selection.gate)
         raise GuardError(
-            f"{by}: {error} Of the table's {rows} rows, {len(calibration)} are there to calibrate; the uncertainty is "
-            f"{selection.combination}. {feasible}".rstrip()
+            f"{by}: {error}{refused} Of the table's {rows} rows, {len(calibration)} are there to calibrate; the "
+            f"uncertainty is {selection.combination}. {guarantee.feasible((u, loss), rows)}".rstrip()
         ) from error
+
+
+def _always_refused(guarantee: Guarantee, calibration: Observations, gate: float | None) -> str:
+    """Which calibration images are refused whatever their uncertainty, where that limits how many are accepted."""
+    u, wrong = calibration.outcomes
+    about = np.isinf(u) if guarantee.kind == "coverage" or wrong is None else np.isinf(u) & ~wrong
+    if guarantee.kind in ("risk", "cost") or not about.any():
+        return ""
+    density = calibration.density
+    novel = int((density > gate)[about].sum()) if density is not None and gate is not None else 0
+    alerts, names = int(about.sum()) - novel, " or ".join(one.name for one in guarantee.missed)
+    words = [f"{novel:,} unlike the in-distribution ones (novel=0 refuses none of these)"] if novel else []
+    words += [f"{alerts:,} that may be of class {names} (a larger share in missed refuses fewer)"] if alerts else []
+    return f" Among those refused: {', '.join(words)}."
 
 
 def _groups(guarantee: Guarantee, table: Table, *, by: str) -> tuple[Group, ...]:

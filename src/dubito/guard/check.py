@@ -122,15 +122,13 @@ class GuaranteeCheck(Result):
         return f"{answer}: {observed}; {limit}.{self._parts_in_words()}{caveat}"
 
     def _parts_in_words(self) -> str:
-        if not self.parts:
-            return ""
         broken = [part for part in self.parts if part.status == "broken"]
         named = "; ".join(
             f"{part.name}: {part.count:,} of {part.of:,}, {_limit('at most', part.level)}" for part in broken[:_SHOWN]
         )
+        details = f" ({named})" if broken and self.guarantee.kind != "cost" else ""
         kept = sum(part.status == "kept" for part in self.parts)
-        counts = f" Of {len(self.parts)} parts, {kept} are kept and {len(broken)} broken"
-        return f"{counts} ({named})." if broken and self.guarantee.kind != "cost" else f"{counts}."
+        return f" Parts kept: {kept} of {len(self.parts)}; broken: {len(broken)}{details}." if self.parts else ""
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,16 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from scipy.optimize import minimize
-from scipy.special import expit
 from torch import Tensor
 
 from dubito.errors import GuardError
+from dubito.guard._logistic import fit_logistic
 from dubito.metrics import aurc, paired_draws
 
 _FOLDS, _MOST = 5, 3
 _SURE = 2.58
 """Standard errors: one-sided, 99.5 % of a normal distribution, because ten scores or so compete."""
-_RESAMPLES, _FEWEST_ERRORS, _RIDGE = 200, 20, 1e-3
+_RESAMPLES, _FEWEST_ERRORS, _RIDGE = 200, 20, 2e-3
 _GRID = 513
 """Quantiles of a score that are kept, to rank others by."""
 
@@ -147,13 +146,5 @@ def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], see
 
 def _weights(x: Float64[np.ndarray, "j n"], wrong: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "j"]:
     """Of a logistic regression, none below zero."""
-
-    def loss(b: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-        z = b[0] + b[1:] @ x
-        gap = expit(z) - wrong
-        value = np.mean(np.logaddexp(0, z) - wrong * z) + _RIDGE * (b[1:] ** 2).sum()
-        return float(value), np.append(gap.mean(), x @ gap / len(gap) + 2 * _RIDGE * b[1:])
-
-    bounds = [(None, None), *[(0.0, None)] * len(x)]
-    optimum = minimize(loss, np.append(-1.0, np.ones(len(x))), jac=True, bounds=bounds, method="L-BFGS-B")
-    return np.asarray(optimum.x[1:], dtype=np.float64)
+    start = np.append(-1.0, np.ones(len(x)))
+    return fit_logistic(x.T, wrong, ridge=_RIDGE, start=start, nonnegative=True)[1]

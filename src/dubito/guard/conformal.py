@@ -31,13 +31,14 @@ from torch import Tensor
 from dubito.choices import SetMethod
 from dubito.errors import DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.guard.clusters import cluster_classes
-from dubito.guard.groups import Group, group_codes, groups_in
-from dubito.guard.set_scores import FREE_RANKS, label_scores, set_scores, sets_up_to
+from dubito.guard.groups import Group, group_codes, groups_in, some_groups
+from dubito.guard.set_scores import FREE_RANKS, PENALTY, label_scores, set_scores, sets_up_to
 from dubito.guard.thresholds import check_levels
 from dubito.metrics import wrong_predictions
 from dubito.result import plain
 from dubito.table import Table
-from dubito.types import Json
+from dubito.table.provenance import Provenance, check_provenance
+from dubito.types import Json, finite_batches
 from dubito.validate import check_choice, check_number, check_per_row, check_seed
 
 
@@ -95,6 +96,8 @@ class PredictionSets:
         seed: Of the images that clusters are made from.
         thresholds_: (1), or one per class or group: q, once fitted.
         rows_: How many images they are from.
+        classes_: How many classes there are.
+        provenance_: Which model the images' table belongs to, if known; tables of another one are refused.
         groups_: The groups, with per.
         marginal_: Classes that have the quantile of all images, for lack of their own: with clusters.
     """
@@ -109,6 +112,8 @@ class PredictionSets:
     seed: int = 0
     thresholds_: Float64[Tensor, "q"] | None = field(default=None, init=False, repr=False)
     rows_: int = field(default=0, init=False, repr=False)
+    classes_: int = field(default=0, init=False, repr=False)
+    provenance_: Provenance | None = field(default=None, init=False, repr=False)
     groups_: tuple[Group, ...] = field(default=(), init=False, repr=False)
     marginal_: tuple[int, ...] = field(default=(), init=False, repr=False)
     _weighted: tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]] | None = field(
@@ -123,6 +128,11 @@ class PredictionSets:
         check_seed(self.seed, by="sets")
         if self.penalty is not None:
             check_number(self.penalty, "[0, inf)", by="sets", what="penalty")
+            if self.method not in PENALTY:
+                raise ValueRangeError(
+                    f"sets: penalty goes with the methods {' and '.join(PENALTY)}; got method '{self.method}'. Leave "
+                    f"penalty out, or choose another method."
+                )
         chosen = {"class_wise": self.class_wise, "per": self.per is not None, "clusters": self.clusters > 0}
         if sum(chosen.values()) > 1:
             names = " and ".join(name for name, one in chosen.items() if one)
@@ -148,7 +158,8 @@ class PredictionSets:
             )
         batches = table.batches("logit", "label")
         own = [label_scores(batch.logit, batch.label, self.method, **self._settings) for batch in batches]
-        scores, self.rows_, self._weighted = torch.cat(own), len(table), None
+        scores, self.thresholds_, self._weighted = torch.cat(own), None, None
+        self.rows_, self.classes_, self.provenance_ = len(table), table.shape("logit")[1], table.provenance
         if weights is not None:
             return self._fit_weighted(scores, _checked_weights(weights, table), table)
         if self.clusters:
@@ -156,7 +167,7 @@ class PredictionSets:
             return self
         parts = [scores]
         if self.class_wise:
-            parts = [scores[table.label == one] for one in range(table.shape("logit")[1])]
+            parts = [scores[table.label == one] for one in range(self.classes_)]
         elif self.per is not None:
             values = groups_in(table, self.per, by="sets.fit")
             self.groups_ = tuple(np.unique(values).tolist())
@@ -187,7 +198,7 @@ class PredictionSets:
 
     def _fit_clusters(self, scores: Float64[Tensor, "n"], table: Table) -> None:
         """Clusters from one random half, their quantiles from the other."""
-        least, c, label = needed_for_sets(self.coverage), table.shape("logit")[1], table.label
+        least, c, label = needed_for_sets(self.coverage), self.classes_, table.label
         order = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))
         first, second = order[: len(order) // 2], order[len(order) // 2 :]
         cluster = cluster_classes(
@@ -224,7 +235,7 @@ class PredictionSets:
             raise ValueRangeError("sets: weights go with sets for all images. Leave out class_wise, per and clusters.")
         if weights.sum() <= 0:
             raise ValueRangeError(f"sets.fit: weights must not all be 0; those of {table.name} are. Pass a ratio.")
-        self.thresholds_, self._weighted = None, (scores.numpy(), weights)
+        self._weighted = scores.numpy(), weights
         return self
 
     @property
@@ -239,16 +250,11 @@ class PredictionSets:
         if (weights is None) is self.weighted:
             needs = "was fitted with weights and needs those of the new images" if self.weighted else "has no weights"
             raise ValueRangeError(f"sets: {needs}. Pass weights to both fit and sets, or to neither.")
-        table.require("logit", by="sets")
-        c = table.shape("logit")[1]
+        self._check_table(table)
         of_classes = self.class_wise or self.clusters > 0
-        if of_classes and self.thresholds_ is not None and len(self.thresholds_) != c:
-            raise TableError(
-                f"sets: {len(self.thresholds_)} classes were fitted; {table.name} has {c}. Use a table of the same "
-                f"model."
-            )
-        q, start, inside = self._quantiles(table, weights), 0, torch.empty(len(table), c, dtype=torch.bool)
-        for batch in table.batches("logit"):
+        q, start = self._quantiles(table, weights), 0
+        inside = torch.empty(len(table), self.classes_, dtype=torch.bool)
+        for batch in finite_batches(table.batches("logit"), table.name, by="sets"):
             rows = slice(start, start + len(batch))
             if of_classes:
                 inside[rows] = set_scores(batch.logit, self.method, **self._settings) <= q
@@ -256,6 +262,16 @@ class PredictionSets:
                 inside[rows] = sets_up_to(q if len(q) == 1 else q[rows], batch.logit, self.method, **self._settings)
             start = rows.stop
         return inside
+
+    def _check_table(self, table: Table) -> None:
+        """Raise TableError for a table of another model than that of the calibration images."""
+        table.require("logit", by="sets")
+        if (c := table.shape("logit")[1]) != self.classes_:
+            raise TableError(
+                f"sets: {self.classes_} classes were fitted; {table.name} has {c}. Use a table of the same model."
+            )
+        of = f"{table.name} and the table that the sets were fitted on"
+        check_provenance(table.provenance, self.provenance_, by="sets", of=of)
 
     def _quantiles(self, table: Table, weights: Float64[np.ndarray, "n"] | None) -> Float64[Tensor, "r k"]:
         """(1, c) or (1, 1) for all rows, or (n, 1) where rows differ."""
@@ -265,7 +281,15 @@ class PredictionSets:
         assert self.thresholds_ is not None  # noqa: S101 (checked by `sets`)
         if self.per is None:
             return self.thresholds_[None]
-        codes = group_codes(groups_in(table, self.per, by="sets"), self.groups_)
+        values = groups_in(table, self.per, by="sets")
+        codes = group_codes(values, self.groups_)
+        if unknown := np.unique(values[codes < 0]).tolist():
+            text = (
+                f"sets: images of {table.name} whose '{self.per}' is {some_groups(unknown)} get every class into their "
+                f"sets: there were no calibration images of it, only of {some_groups(self.groups_)}. Check the names, "
+                f"or fit with images of every group."
+            )
+            warnings.warn(text, DubitoWarning, stacklevel=3)
         return torch.cat([self.thresholds_, torch.tensor([math.inf]).double()])[torch.from_numpy(codes)][:, None]
 
     def classes(self, table: Table) -> list[tuple[int, ...]]:
@@ -290,18 +314,21 @@ class PredictionSets:
         }
         learned = {"groups": list(self.groups_), "marginal": list(self.marginal_)}
         learned = {name: value for name, value in learned.items() if value}
-        return {**own, **further, **learned, "thresholds": thresholds, "rows": self.rows_}
+        sizes = {"rows": self.rows_, "classes": self.classes_}
+        return {**own, **further, **learned, "thresholds": thresholds, **sizes}
 
     @classmethod
-    def from_json(cls, saved: Json) -> "PredictionSets":
-        """Read back what `to_json` returned."""
-        learned = ("thresholds", "rows", "groups", "marginal")
+    def from_json(cls, saved: Json, provenance: Provenance | None = None) -> "PredictionSets":
+        """Read back what `to_json` returned; `provenance` is that of the calibration images' table."""
+        learned = ("thresholds", "rows", "classes", "groups", "marginal")
         sets = cls(**{name: value for name, value in saved.items() if name not in learned})
         q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
-        sets.thresholds_, sets.rows_ = torch.tensor(q, dtype=torch.float64) if q else None, int(saved["rows"])
+        sets.thresholds_ = torch.tensor(q, dtype=torch.float64) if q else None
+        sets.rows_, sets.classes_, sets.provenance_ = int(saved["rows"]), int(saved["classes"]), provenance
         sets.groups_, sets.marginal_ = tuple(saved.get("groups", ())), tuple(saved.get("marginal", ()))
-        parts = len(sets.groups_) if sets.per is not None else 1
-        if q and len(q) != parts and not sets.class_wise and not sets.clusters:
+        of_classes = sets.class_wise or sets.clusters > 0
+        parts = sets.classes_ if of_classes else len(sets.groups_) if sets.per is not None else 1
+        if q and len(q) != parts:
             raise ValueError(f"prediction sets have {len(q)} quantiles for {parts} parts")
         return sets
 

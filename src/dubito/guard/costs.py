@@ -31,12 +31,12 @@ class CostMatrix:
         except (TypeError, ValueError) as error:
             raise ValueRangeError(
                 f"guard: costs must be a matrix of numbers ({error}). Pass a row per true class and a column per "
-                f"predicted class."
+                f"predicted class, such as 1 - np.eye({classes}), where every error costs 1."
             ) from error
         if matrix.shape != (classes, classes):
             raise ValueRangeError(
                 f"guard: costs must be a matrix ({classes}, {classes}), a row per true class and a column per "
-                f"predicted class; got {matrix.shape}."
+                f"predicted class; got {matrix.shape}. Begin with 1 - np.eye({classes}), where every error costs 1."
             )
         if not np.isfinite(matrix).all() or matrix.min() < 0 or matrix.max() <= 0:
             raise ValueRangeError(

@@ -12,7 +12,6 @@ from dubito.guard.check import GuaranteeCheck, GuaranteePart, check_guarantee
 from dubito.guard.combination import rank
 from dubito.guard.guard_words import group_name, rule_reasons
 from dubito.guard.identity import labels_are_classes, share_of_calibration_images
-from dubito.guard.missed import alerts
 from dubito.guard.shift import Observations, Shift, find_shift
 from dubito.guard.thresholds import NO_LIMIT
 from dubito.guard.verdict import Decisions, top_two
@@ -55,7 +54,7 @@ def decide(guard: "Guard", table: Table) -> Decisions:
         check=_check(guard, table, observed, accept.numpy(), shift),
         label=None if observed.wrong is None else table.label,
         skipped=table.skipped,
-        rules=rule_reasons(guard, observed, alerts(guard.missed, table), bounds),
+        rules=rule_reasons(guard, table, observed, bounds),
         limit=bounds if guard.groups else None,
         limit_rank=_limit_rank(guard, bounds) if guard.groups else None,
     )

@@ -1,12 +1,13 @@
 """One threshold for every predicted class, or for every group of images such as a camera: what holds in each of them.
 
 Images of one group, conditional on how many there are, are independent draws from that group's images. So each group is
-tested by itself, by the tests of `dubito.guard.thresholds`, with a share of delta: with K groups that have enough
-images, delta / K each (Bonferroni), and all K thresholds keep the guarantee together with confidence 1 - delta. K is
-the largest number of groups that all have enough images for it; it depends on the sizes of the groups alone, which say
-nothing about errors. A group with fewer images, one in which no threshold passes, and one that was not there at the
-calibration, have no threshold: their images are refused, with the reason. What holds for the accepted images of every
-group holds for all accepted images together.
+tested by itself, by the tests of `dubito.guard.thresholds`, with a share of delta: the K largest groups are tested
+with delta / K each (Bonferroni), so all K thresholds keep the guarantee together with confidence 1 - delta. K is the
+largest number for which the K largest groups all have enough images for delta / K, and of equally large groups, the
+first are taken. So which groups are tested depends on their sizes and order alone, which say nothing about errors. A
+group that is not tested, one in which no threshold passes, and one that was not there at the calibration, have no
+threshold: their images are refused, with the reason. What holds for the accepted images of every group holds for all
+accepted images together.
 
 Groups are names or whole numbers, and are what they are: 1 and "1" are two groups, and so are two numbers of sixteen
 digits that differ in the last.
@@ -26,6 +27,8 @@ from dubito.table import Table
 from dubito.types import Json
 
 Group = str | int
+_NAMED = 5
+"""Groups that a sentence names."""
 
 
 class GroupThreshold(NamedTuple):
@@ -85,6 +88,16 @@ def group_codes(values: Shaped[np.ndarray, "n"], groups: Sequence[Group]) -> Int
     return known[inverse.reshape(-1)] if len(values) else np.zeros(0, dtype=np.int64)
 
 
+def some_groups(groups: Sequence[Group]) -> str:
+    """The first of some groups, for a sentence.
+
+    >>> some_groups(["left", "right"]), some_groups([7, 8, 9, 10, 11, 12, 13])
+    ("'left', 'right'", '7, 8, 9, 10, 11 and 2 more')
+    """
+    named = ", ".join(map(repr, groups[:_NAMED]))
+    return named if len(groups) <= _NAMED else f"{named} and {len(groups) - _NAMED:,} more"
+
+
 def group_thresholds(
     guarantee: Guarantee,
     u: Float64[np.ndarray, "n"],
@@ -105,8 +118,13 @@ def group_thresholds(
         GuardError: Not one group has a threshold.
     """
     sizes = np.bincount(codes, minlength=len(groups))
-    own = _share_of(guarantee, sizes)
-    thresholds = tuple(_one(own, group, u[codes == place], loss[codes == place]) for place, group in enumerate(groups))
+    own, tested = _tested_together(guarantee, sizes)
+    thresholds = tuple(
+        _threshold(own, group, u[codes == place], loss[codes == place])
+        if place in tested
+        else GroupThreshold(group, -math.inf, 0, 0, int(sizes[place]), _why_not_tested(own, sizes, place, len(tested)))
+        for place, group in enumerate(groups)
+    )
     what = "predicted class" if guarantee.per == CLASS else f"group of '{guarantee.per}'"
     if all(one.reason for one in thresholds):
         largest = max(thresholds, key=lambda one: one.of)
@@ -124,27 +142,36 @@ def limits(thresholds: Sequence[GroupThreshold], codes: Int64[np.ndarray, "n"]) 
     return np.asarray(values[codes], dtype=np.float64)
 
 
-def _share_of(guarantee: Guarantee, sizes: Int64[np.ndarray, "k"]) -> Guarantee:
-    """The guarantee of one group: with the confidence that lets all groups with enough images hold together."""
+def _tested_together(guarantee: Guarantee, sizes: Int64[np.ndarray, "k"]) -> tuple[Guarantee, frozenset[int]]:
+    """The guarantee of one group, with its share of delta, and which groups are tested: exactly as many as share it."""
     delta = 1 - guarantee.tested_at
-    single = replace(guarantee, per=None, missed=(), confidence=1 - delta)
-    for number, size in enumerate(sorted(sizes.tolist(), reverse=True), 1):
-        shared = replace(single, confidence=1 - delta / number)
-        if size < shared.enough:
-            break
-        single = shared
-    return single
+    own = replace(guarantee, per=None, missed=(), confidence=1 - delta)
+    largest_first = np.argsort(-sizes, kind="stable")
+    for number, place in enumerate(largest_first, 1):
+        shared = replace(own, confidence=1 - delta / number)
+        if sizes[place] < shared.enough:
+            return own, frozenset(largest_first[: number - 1].tolist())
+        own = shared
+    return own, frozenset(largest_first.tolist())
 
 
-def _one(
+def _why_not_tested(own: Guarantee, sizes: Int64[np.ndarray, "k"], place: int, tested: int) -> str:
+    has = f"it has {sizes[place]} calibration images"
+    if sizes[place] < own.enough:
+        return f"{has}, and at least {own.enough} are needed"
+    largest = "the largest" if tested == 1 else f"the {tested} largest"
+    return (
+        f"{has}, and only {largest} of {len(sizes)} can be tested together, because they share the probability of an "
+        f"error; with more images of each, more can be"
+    )
+
+
+def _threshold(
     guarantee: Guarantee,
     group: Group,
     u: Float64[np.ndarray, "m"],
     loss: Bool[np.ndarray, "m"] | Float64[np.ndarray, "m"],
 ) -> GroupThreshold:
-    if len(u) < guarantee.enough:
-        reason = f"it has {len(u)} calibration images, and at least {guarantee.enough} are needed"
-        return GroupThreshold(group, -math.inf, 0, 0, len(u), reason)
     try:
         value, accepted, errors, of = guarantee.threshold((u, loss))
     except GuardError:

@@ -14,6 +14,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
@@ -278,11 +279,16 @@ class Guard(Result):
         opened, single = one_or_many(images)
         return replace(self.decide(self._grouped(self.predict(opened), group)), images=opened), single
 
-    def _grouped(self, table: Table, group: Group | None) -> Table:
+    def _grouped(self, table: Table, group: Any) -> Table:
         """A table whose rows are all of one group, if there is one."""
         if group is None:
             return table
         columns = self.group_columns
+        if not isinstance(group, str | Integral):
+            raise GuardError(
+                f"guard: group is one name or whole number for all images; got {type(group).__name__}. For one per "
+                f"image, add a column to a table: guard(table.extended({(*columns, 'camera')[0]}=[...]))."
+            )
         if not columns:
             raise GuardError(
                 "guard: group goes with a guarantee or prediction sets for every group, and this guard has neither. "

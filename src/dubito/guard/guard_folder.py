@@ -27,13 +27,14 @@ from dubito.table.provenance import Provenance
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
 
-FOLDER = SavedFolder(kind="guard", description="guard.json", format=4, parts=("parts",), how="Guard.save")
+FOLDER = SavedFolder(kind="guard", description="guard.json", format=5, parts=("parts",), how="Guard.save")
 _OBSERVED, _COSTS = "observed.safetensors", "costs.safetensors"
 _SETS = {
     "coverage": float,
     "method": str,
     "class_wise": bool,
     "rows": COUNT,
+    "classes": COUNT,
     "thresholds": [float | None, ...],
     "per?": str,
     "clusters?": COUNT,
@@ -102,6 +103,7 @@ def read_guard(kind: "type[Guard]", folder: Place, described: Mapping[str, Any])
     check_layout(described, _LAYOUT)
     parts = FOLDER.part(folder, described["parts"])
     guarantee, costs = Guarantee.from_json(described["guarantee"]), None
+    provenance = Provenance.from_json(described["provenance"], f"guard in '{folder}'")
     if guarantee.kind == "cost":
         matrix = load_file(parts / _COSTS)["costs"]
         costs = CostMatrix.of(matrix, len(matrix))
@@ -110,9 +112,9 @@ def read_guard(kind: "type[Guard]", folder: Place, described: Mapping[str, Any])
         threshold=Threshold(**described["threshold"]),
         selection=ScoreSelection.read(parts, described),
         calibration=Observations.from_arrays(load_file(parts / _OBSERVED)),
-        sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
+        sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"], provenance),
         classes=described["classes"],
-        provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
+        provenance=provenance,
         rows=described["rows"],
         groups=tuple(GroupThreshold.from_json(one) for one in described.get("groups", ())),
         missed=tuple(MissedThreshold.from_json(one) for one in described.get("missed", ())),

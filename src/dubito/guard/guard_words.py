@@ -1,14 +1,17 @@
 """A guard in words: how it decides, what it did on its calibration images, and why its rules refuse an image."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
+from dubito.guard.groups import groups_in, some_groups
+from dubito.guard.missed import alerts
 from dubito.guard.shift import Observations
 from dubito.guard.thresholds import CLASS, NO_LIMIT
 from dubito.guard.verdict import class_name
+from dubito.table import Table
 
 if TYPE_CHECKING:
     from dubito.guard.conformal import PredictionSets
@@ -38,23 +41,31 @@ def facts(guard: "Guard") -> dict[str, str]:
 
 
 def rule_reasons(
-    guard: "Guard", observed: Observations, alert: Int64[Tensor, "n"], limits: Float64[Tensor, "n"]
+    guard: "Guard", table: Table, observed: Observations, limits: Float64[Tensor, "n"]
 ) -> dict[int, tuple[str, str]]:
     """Of rows that are refused however certain they are, the kind of the reason, and the reason."""
     reasons: dict[int, tuple[str, str]] = {}
-    if guard.groups and observed.group is not None:
-        what = "predicted class" if guard.guarantee.per == CLASS else f"{guard.guarantee.per}"
+    per, places = guard.guarantee.per, observed.group
+    if per is not None and places is not None:
+        what = "predicted class" if per == CLASS else per
+        values = groups_in(table, per, by="guard") if (places < 0).any() else places
         for row in limits.isneginf().nonzero()[:, 0].tolist():
-            place = int(observed.group[row])
-            reason = guard.groups[place].reason if place >= 0 else "it has no calibration images"
-            name = group_name(guard, place) if place >= 0 else "unknown"
-            reasons[row] = f"{what} without a threshold", f"{what} {name} is refused: {reason}"
+            words = _refused_group(guard, int(places[row]), values[row])
+            reasons[row] = f"{what} without a threshold", f"{what} {words}"
+    alert = alerts(guard.missed, table)
     levels = {one.label: one for one in guard.guarantee.missed}
     for row in (alert >= 0).nonzero()[:, 0].tolist():
         one = levels[int(alert[row])]
         reason = f"may be {one.name}, of which at most {100 * one.level:g} % may be missed"
         reasons[row] = f"may be {one.name}", reason
     return reasons
+
+
+def _refused_group(guard: "Guard", place: int, value: Any) -> str:
+    if place >= 0:
+        return f"{group_name(guard, place)} is refused: {guard.groups[place].reason}"
+    known = some_groups([one.group for one in guard.groups])
+    return f"{some_groups([value.item()])} is refused: it has no calibration images; the guard knows {known}"
 
 
 def group_name(guard: "Guard", place: int) -> str:

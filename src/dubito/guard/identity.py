@@ -90,6 +90,8 @@ def class_counts(guard: "Guard") -> Iterator[int]:
         yield len(guard.groups)
     if guard.costs is not None:
         yield len(guard.costs.costs)
+    if guard.sets is not None:
+        yield guard.sets.classes_
 
 
 def share_of_calibration_images(guard: "Guard", table: Table) -> float:

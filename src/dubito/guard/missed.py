@@ -28,7 +28,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from dubito.errors import GuardError, ValueRangeError
-from dubito.guard.thresholds import LEVELS, Guarantee, Missed, needed
+from dubito.guard.thresholds import LEVELS, Guarantee, Missed, check_levels, needed
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice, check_number
@@ -62,13 +62,22 @@ class MissedThreshold(NamedTuple):
         return cls(**{**saved, "value": math.inf if saved["value"] is None else float(saved["value"])})
 
 
-def missed_classes(
-    missed: Mapping[Any, float] | None, classes: Sequence[str] | None, count: int, *, by: str
-) -> tuple[Missed, ...]:
+def missed_classes(missed: Any, classes: Sequence[str] | None, count: int, *, by: str) -> tuple[Missed, ...]:
     """The user's classes, by name (with or without synonyms) or by index, and their levels."""
+    if not isinstance(missed, Mapping | None):
+        raise ValueRangeError(
+            f"{by}: missed must be a dictionary, by class the largest share that is missed; got {missed!r}. Pass "
+            f'missed={{"crack": 0.01}}, for example.'
+        )
     names = [] if classes is None else [name.partition(",")[0] for name in classes]
     chosen: list[Missed] = []
     for key, level in (missed or {}).items():
+        check_levels(missed=level)
+        if isinstance(key, str) and classes is None:
+            raise ValueRangeError(
+                f"{by}: missed names class {key!r}, but the table has no class names. Use numbers, such as "
+                f"missed={{1: {level:g}}}, or set table.classes."
+            )
         if isinstance(key, str):
             full = list(classes or ())
             check_choice(key, [*names, *(one for one in full if one not in names)], by=by, what="a class of missed")
@@ -112,10 +121,12 @@ def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: fl
     0.125
     """
     if len(v) < (enough := needed(missed.level, confidence)):
+        share = math.ceil(1000 * (1 - (1 - confidence) ** (1 / max(1, len(v))))) / 1000
+        feasible = f"enough for {share:g}" if len(v) and share < 1 else "enough for no share"
         raise GuardError(
             f"to miss at most {missed.level:g} of the images of class {missed.name} with confidence {confidence:g} "
-            f"takes at least {enough} calibration images of this class; there are {len(v)}. Pass more of them, or "
-            f"choose a larger share."
+            f"takes at least {enough} calibration images of this class; there are {len(v)}, {feasible}. Pass more "
+            f"of them, or choose a larger share."
         )
     e = int(binom.ppf(1 - confidence, len(v), missed.level))
     e -= int(binom.cdf(e, len(v), missed.level) > 1 - confidence)

@@ -57,7 +57,8 @@ _EPISTEMIC = (
     *("mutual_information", "regrad", "density", "vbll", "laplace"),
     *("neighbours", "mahalanobis_pp", "layer_mahalanobis", "nnguide"),
 )
-"""Scores that measure it, best first."""
+"""Scores that measure it, of which the first is taken: models of the uncertainty before distances. The density costs
+nothing more, because the novelty gate needs it anyway; `neighbours` and `mahalanobis_pp` find more OOD images."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 _MEMORISED = (
     "Scores that have learned from them have memorised them, and the guarantee would not hold for other images. Pass "

@@ -15,13 +15,14 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.optimize import minimize
-from scipy.special import expit
 from torch import Tensor
 
-from dubito.errors import NotFittedError
+from dubito.errors import NotFittedError, TableError
+from dubito.guard._logistic import fit_logistic
 from dubito.table import Table
-from dubito.validate import check_number, check_rows
+from dubito.table.provenance import Provenance, check_provenance
+from dubito.types import finite_batches
+from dubito.validate import check_number, check_rows, check_same_model
 
 _LARGEST = 30.0
 """Of log w."""
@@ -37,6 +38,7 @@ class DensityRatio:
     Attributes:
         weight_: (d) coefficients, once fitted.
         bias_: What is added to them.
+        provenance_: Which model the features of the source are of, if known; tables of another one are refused.
     """
 
     def __init__(self, ridge: float = 1e-2) -> None:
@@ -44,6 +46,7 @@ class DensityRatio:
         self.ridge = ridge
         self.weight_: Float64[Tensor, "d"] | None = None
         self.bias_ = 0.0
+        self.provenance_: Provenance | None = None
 
     def fit(self, source: Table, target: Table) -> "DensityRatio":
         """Learn to tell images of the target from those of the source; labels are not read.
@@ -55,21 +58,20 @@ class DensityRatio:
         for what, one in {"source": source, "target": target}.items():
             check_rows(one, by="DensityRatio.fit", least=2, what=what)
             one.require("feature", by="DensityRatio.fit")
-        z = torch.cat([source.feature, target.feature]).double().numpy()
-        y = np.repeat([0.0, 1.0], [len(source), len(target)])
+        check_same_model(source.select("feature"), {"target": target.select("feature")}, by="DensityRatio.fit")
+        batches = [
+            batch.feature.double().numpy()
+            for one in (source, target)
+            for batch in finite_batches(one.batches("feature"), one.name, by="DensityRatio.fit")
+        ]
+        z = np.concatenate(batches)
+        of_target = np.repeat([False, True], [len(source), len(target)])
         mean, scale = z.mean(0), np.maximum(z.std(0), 1e-12)
-        x = (z - mean) / scale
-
-        def loss(b: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-            logit = b[0] + x @ b[1:]
-            gap = (expit(logit) - y) / len(y)
-            value = np.mean(np.logaddexp(0, logit) - y * logit) + self.ridge / 2 * (b[1:] ** 2).sum()
-            return float(value), np.append(gap.sum(), gap @ x + self.ridge * b[1:])
-
-        b = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B").x
-        weight = b[1:] / scale
+        bias, weight = fit_logistic((z - mean) / scale, of_target, ridge=self.ridge)
+        weight /= scale
         self.weight_ = torch.from_numpy(weight)
-        self.bias_ = float(b[0] - mean @ weight + np.log(len(source) / len(target)))
+        self.bias_ = float(bias - mean @ weight + np.log(len(source) / len(target)))
+        self.provenance_ = source.provenance
         return self
 
     def weights(self, table: Table) -> Float64[np.ndarray, "n"]:
@@ -77,6 +79,14 @@ class DensityRatio:
         if self.weight_ is None:
             raise NotFittedError("DensityRatio: fit(source, target) comes first, with images of both.")
         table.require("feature", by="DensityRatio")
+        if (width := table.shape("feature")[1]) != len(self.weight_):
+            raise TableError(
+                f"DensityRatio: features must be {len(self.weight_)} wide, as in fit; those of {table.name} are "
+                f"{width} wide. Use a table of the same model."
+            )
+        both = f"{table.name} and the source that DensityRatio was fitted on"
+        check_provenance(table.provenance, self.provenance_, by="DensityRatio", of=both, logits=False)
+        batches = finite_batches(table.batches("feature"), table.name, by="DensityRatio")
         parts = [torch.zeros(0, dtype=torch.float64)]
-        parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in table.batches("feature")]
+        parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in batches]
         return np.asarray(torch.cat(parts).clamp(-_LARGEST, _LARGEST).exp().numpy())

@@ -49,6 +49,7 @@ Shares of images (coverage, refused correct predictions) are order statistics: P
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
@@ -72,7 +73,9 @@ NO_LIMIT = sys.float_info.max
 """The threshold that accepts every image whose uncertainty is finite: the largest number."""
 LEVELS = 26
 """How many levels the thresholds of missed classes are rounded to; see `dubito.guard.missed`."""
-Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | Float64[np.ndarray, "_"] | None]
+Losses = Bool[np.ndarray, "_"] | Float64[np.ndarray, "_"]
+"""Which images are predicted wrong, or what they cost."""
+Outcomes = tuple[Float64[np.ndarray, "_"], Losses | None]
 """Uncertainties of images, and which of them are predicted wrong, or what they cost, if that is known."""
 _ERRORS, _BELOW = 8, 0.5
 """The tests begin where so many errors are allowed, or fewer where that took more than this share of the images."""
@@ -232,35 +235,48 @@ class Guarantee:
                 raise GuardError(
                     f"to guarantee {self.kind}, labels must show which predictions are wrong. Use coverage=... instead."
                 )
-            if self.kind == "cost" and not self.two_costs:
-                return cost_threshold(u, wrong / self.largest, cost=self.bound, confidence=confidence)
+            if self.kind == "cost":
+                return self._cost_threshold(u, wrong)
+            if self.kind == "risk":
+                return risk_threshold(u, wrong > 0, risk=self.level, confidence=confidence)
             wrong = wrong > 0
-            if self.kind in ("risk", "cost"):
-                return risk_threshold(u, wrong, risk=self.bound, confidence=confidence)
             tested, share, what = u[~wrong], 1 - self.level, "calibration images that the model gets right"
         value = share_threshold(tested, share=share, confidence=confidence, what=what).value
         return _counted(value, u, wrong)
+
+    def _cost_threshold(self, u: Float64[np.ndarray, "n"], loss: Losses) -> Threshold:
+        if not self.two_costs:
+            return cost_threshold(u, loss, cost=self.level, confidence=self.tested_at, largest=self.largest)
+        try:
+            return risk_threshold(u, loss > 0, risk=self.bound, confidence=self.tested_at)
+        except GuardError as error:
+            raise GuardError(
+                f"predictions cost 0 or {self.largest:g}, so a mean cost of at most {self.level:g} is an error rate of "
+                f"at most {self.bound:g}, where errors are those with a cost: {error}"
+            ) from error
 
     def feasible(self, calibration: Outcomes, rows: int) -> str:
         """What could be guaranteed with these images instead, and how many it would take, where a risk cannot be.
 
         `rows` is the number of rows of the whole table, of which calibration images are a part.
         """
-        u, wrong = calibration
-        if self.kind != "risk" or self.per is not None or wrong is None:
+        u, loss = calibration
+        if self.kind not in ("risk", "cost") or self.per is not None or loss is None:
             return ""
-        wrong, confidence = wrong > 0, self.tested_at
-        lowest = smallest_risk(u, wrong, confidence=confidence, above=self.level)
+        lowest = smallest_feasible(self, calibration)
         instead = "no risk is feasible" if lowest is None else f"risk={lowest:g} is feasible"
-        enough = images_needed(u, wrong, risk=self.level, confidence=confidence)
+        repair = "" if self.kind == "cost" and not self.two_costs else self._repair(u, loss > 0, rows)
+        return f"With these images, {instead} at confidence {self.confidence:g}.{repair}"
+
+    def _repair(self, u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], rows: int) -> str:
+        """How many images the level would take, or that more may not help."""
+        enough = images_needed(u, wrong, risk=self.bound, confidence=self.tested_at)
         if enough is not None:
             table = float(f"{enough * rows / len(u):.2g}")
-            repair = f" A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
-        elif len(u) > needed(self.level, confidence):
-            repair = " More images of this kind may not help: even of the most certain ones, more are wrong."
-        else:  # so few images show nothing about a larger number
-            repair = ""
-        return f"With these images, {instead} at confidence {self.confidence:g}.{repair}"
+            return f" A risk of {self.level:g} would take about {table:,.0f} images like these (an estimate)."
+        if len(u) > needed(self.bound, self.tested_at):
+            return " More images of this kind may not help: even of the most certain ones, more are wrong."
+        return ""  # so few images show nothing about a larger number
 
     def sentence(self, images: int | None = None) -> str:
         """What holds, for which images, with what confidence; `images` is the number of calibration images."""
@@ -321,50 +337,61 @@ def risk_threshold(
             f"images, all correct (probability (1 - {risk:g})^{enough}, below {1 - confidence:.3g}); there are "
             f"{len(u)}. Pass more labelled images, or choose a larger risk."
         )
-    order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
-    errors, start = np.append(0, np.cumsum(wrong[order])), first_test(len(u), risk, confidence)
-    k = np.arange(start, np.isfinite(u).sum() + 1)
-    value = _below_the_next(u[order], k, binomial_p(errors[k], k, risk) <= 1 - confidence)
-    if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
-        raise GuardError(_why_none(start, int(errors[start]), risk=risk, confidence=confidence))
-    return _counted(value, u, wrong)
+    start = first_test(len(u), risk, confidence)
+
+    def passed(wrong: Bool[np.ndarray, "n"], k: Int[np.ndarray, "t"]) -> Bool[np.ndarray, "t"]:
+        return np.asarray(binomial_p(np.cumsum(wrong)[k - 1], k, risk) <= 1 - confidence)
+
+    threshold, first = _tested_in_sequence(u, wrong, start, passed, seed)
+    if threshold is None:
+        raise GuardError(_why_none(start, int(first.sum()), risk=risk, confidence=confidence))
+    return threshold
 
 
 def cost_threshold(
-    u: Float64[np.ndarray, "n"], loss: Float64[np.ndarray, "n"], *, cost: float, confidence: float, seed: int = 0
+    u: Float64[np.ndarray, "n"],
+    loss: Float64[np.ndarray, "n"],
+    *,
+    cost: float,
+    confidence: float,
+    largest: float = 1.0,
+    seed: int = 0,
 ) -> Threshold:
     """A threshold whose accepted images have a mean loss of at most `cost`, with this confidence.
 
     Args:
         u: Uncertainties of calibration images; infinite ones are never accepted.
-        loss: The loss of each prediction, in [0, 1].
+        loss: The loss of each prediction, in [0, largest].
         cost: The mean loss of accepted images.
         confidence: With which probability over calibration sets it is kept.
+        largest: The largest loss.
         seed: Seed of the lots that order equal uncertainties. Of these, all or none are accepted.
 
     Raises:
         GuardError: No threshold passes; the message says what the images show.
     """
-    check_levels(cost=cost, confidence=confidence)
-    if len(u) < (enough := fewest_images(cost, confidence, 0)):
+    mean = cost / largest
+    check_levels(cost=mean, confidence=confidence)
+    if len(u) < (enough := fewest_images(mean, confidence, 0)):
         raise GuardError(
-            f"a mean cost of at most {cost:g} times the largest one with confidence {confidence:g} needs at least "
-            f"{enough} calibration images, all of them without a cost; there are {len(u)}. Pass more labelled images, "
-            f"or choose a larger risk."
+            f"a mean cost of at most {cost:g}, where the largest is {largest:g}, needs at least {enough} calibration "
+            f"images for confidence {confidence:g}, all of them without a cost; there are {len(u)}. Pass more labelled "
+            f"images, or choose a larger risk."
         )
-    order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
-    starts = [fewest_images(cost, confidence, full) for full in range(_ERRORS + 1)]
+    starts = [fewest_images(mean, confidence, full) for full in range(_ERRORS + 1)]
     start = max(one for one in starts if one <= max(_BELOW * len(u), enough))
-    k = np.arange(start, np.isfinite(u).sum() + 1)
-    value = _below_the_next(u[order], k, log_evidence(loss[order], cost)[k] >= -math.log(1 - confidence))
-    if np.count_nonzero(u <= value) < start:  # none passed, or all that did are equal to the next one
+
+    def passed(loss: Float64[np.ndarray, "n"], k: Int[np.ndarray, "t"]) -> Bool[np.ndarray, "t"]:
+        return np.asarray(log_evidence(loss / largest, mean)[k] >= -math.log(1 - confidence))
+
+    threshold, first = _tested_in_sequence(u, loss, start, passed, seed)
+    if threshold is None:
         raise GuardError(
-            f"no threshold keeps the mean cost at or below {cost:g} times the largest one with confidence "
-            f"{confidence:g}: the {start} most certain calibration images, where the tests begin, cost "
-            f"{loss[order[:start]].mean():.3g} times that on average. Pass more labelled images, or choose a larger "
-            f"risk."
+            f"no threshold keeps the mean cost at or below {cost:g} with confidence {confidence:g}: the {start} most "
+            f"certain calibration images, where the tests begin, cost {first.mean():.3g} on average. Pass more "
+            f"labelled images, or choose a larger risk."
         )
-    return _counted(value, u, loss > 0)
+    return threshold
 
 
 def first_test(n: int, risk: float, confidence: float) -> int:
@@ -380,22 +407,22 @@ def first_test(n: int, risk: float, confidence: float) -> int:
     return min(n, int(fewest[fewest <= max(_BELOW * n, fewest[0])].max()))
 
 
-def smallest_risk(
-    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], *, confidence: float, above: float = 0.0
-) -> float | None:
-    """The smallest risk above another that some threshold keeps, to a thousandth; None if there is none.
+def smallest_feasible(guarantee: Guarantee, calibration: Outcomes) -> float | None:
+    """The smallest risk or mean cost above the guaranteed one that some threshold keeps; None if there is none.
 
-    Where a larger risk fails and a smaller one passes, which tests that begin elsewhere allow, it may be missed.
+    Up to a thousandth of the largest cost. Where a larger risk fails and a smaller one passes, which tests that begin
+    elsewhere allow, it may be missed.
     """
-    low, high = math.floor(1000 * above), 1000
+    largest = guarantee.largest
+    low, high = math.floor(1000 * guarantee.level / largest), 1000
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            risk_threshold(u, wrong, risk=middle / 1000, confidence=confidence)
+            replace(guarantee, level=middle * largest / 1000).threshold(calibration)
             high = middle
         except GuardError:
             low = middle
-    return None if high == 1000 else high / 1000
+    return None if high == 1000 else high * largest / 1000
 
 
 def images_needed(
@@ -442,9 +469,11 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
     k = min(int(binom.ppf(confidence, n, share)) + 1, n)
     value = float(np.sort(u)[k - 1])
     if not math.isfinite(value):
+        refused = int(np.isinf(u).sum())
+        most = math.floor(1000 * (1 - proportion_bound(refused, n, confidence))) / 1000
         raise GuardError(
-            f"{share:g} of all images cannot be accepted: {int(np.isinf(u).sum())} of {n} {what} are unlike the "
-            f"in-distribution ones and always refused. Choose a smaller share, or refuse fewer of them (novel=0)."
+            f"a share of {share:g} cannot be accepted: {refused} of {n} {what} are refused whatever their uncertainty, "
+            f"so {most:g} is the most. Choose a smaller share, or refuse fewer of them."
         )
     return Threshold(value, int((u <= value).sum()), None, n)
 
@@ -474,6 +503,21 @@ def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
         check_number(value, "(0, 1)", by="guard", what=name)
+
+
+def _tested_in_sequence(
+    u: Float64[np.ndarray, "n"],
+    loss: Losses,
+    start: int,
+    passed: Callable[[Any, Int[np.ndarray, "t"]], Bool[np.ndarray, "t"]],
+    seed: int,
+) -> tuple[Threshold | None, Losses]:
+    """The threshold by tests of the first k images, k = start, ...; None if there is none. And the first losses."""
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(u)), u))
+    k = np.arange(start, np.isfinite(u).sum() + 1)
+    value = _below_the_next(u[order], k, passed(loss[order], k))
+    some = np.count_nonzero(u <= value) >= start  # else none passed, or all that did are equal to the next one
+    return _counted(value, u, loss > 0) if some else None, loss[order[:start]]
 
 
 def _below_the_next(ordered: Float64[np.ndarray, "n"], k: Int[np.ndarray, "t"], passed: Bool[np.ndarray, "t"]) -> float:
