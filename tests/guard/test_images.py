@@ -11,7 +11,8 @@ from dubito.cache.runner import predict_table
 from dubito.data.open import one_or_many
 from dubito.errors import ImagesError, ModelError
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes import Tiles
+from dubito.probes import Layers, Tiles
+from dubito.scores import LayerMahalanobis
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,6 +97,18 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     result = guard(x[:8])
     assert result.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
     assert guard.selection.roles.epistemic == "tiles"
+
+
+def test_a_guard_of_layers_runs_the_layers_probe(model: WrappedClassifier, tmp_path: Path) -> None:
+    x = torch.randn(120, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    labels = [number % 3 for number in range(len(x))]
+    options = {"labels": labels, "label_space": "model", "workers": 0, "progress": False}
+    table = dubito.extract(model, x, tmp_path / "cache", probes=[Layers()], **options)
+    guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"layers": LayerMahalanobis(regularisation=0.1)})
+    expected = guard.decide(table).uncertainty[:8].tolist()
+    guard.save(tmp_path / "guard")
+    for one in (guard, dubito.Guard.load(tmp_path / "guard", model)):
+        assert one(x[:8]).uncertainty.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
