@@ -21,7 +21,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
 from dubito.scores.information import ScoreOfMembers, member_batches
 from dubito.scores.softmax import MaxProbability
-from dubito.table import Table
+from dubito.table import Table, check_size_of_logits
 from dubito.types import Score
 from dubito.validate import check_model_labels
 
@@ -88,6 +88,12 @@ class Temperature(Score):
     def family(self) -> str | None:
         """That of the inner score."""
         return self.score_of.family
+
+    def check_columns(self, table: Table) -> None:
+        """Raise what the inner score would of the model's own logits."""
+        super().check_columns(table)
+        if self.score_of.reads_size:
+            check_size_of_logits(table, by=f"{self.name}.score")
 
     def learn(self, table: Table) -> None:
         """Fit T on the labels."""
