@@ -259,6 +259,22 @@ def test_a_calibrated_table_says_so_and_what_was_fitted_on_other_logits_refuses_
     assert len(Entropy().score(calibrated)) == len(table)
 
 
+def test_arrays_of_an_unknown_model_record_their_calibration_too():
+    table = sample()
+    method = made("temperature").fit(table)
+    calibrated = method.apply(table)
+    with pytest.raises(TableError, match=r"temperature \w+ there, none here.*Apply the same calibration to both"):
+        method.apply(calibrated)
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        Temperature().fit(table).score(calibrated)
+    guard, of_calibrated = (Guard.fit(None, one, risk=0.5, confidence=0.8) for one in (table, calibrated))
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        guard(calibrated)
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        of_calibrated(table)
+    assert len(of_calibrated(calibrated)) == len(table)
+
+
 def test_what_reads_features_alone_takes_calibrated_tables():
     table = sample()
     table = Table(logit=table.logit, label=table.label, feature=table.logit[:, :2], provenance=Provenance(weights="ab"))

@@ -107,9 +107,9 @@ class Calibration(ABC):
 
         columns = {name: table.column(name) for name in table.columns if name != "loss"}
         applied = table.with_only(columns | {"logit": Computed(table.shape("logit"), read)})
-        if table.provenance is not None:
-            names = (table.provenance.calibration, f"{self.name} {self._fingerprint()}")
-            applied.provenance = replace(table.provenance, calibration=" + ".join(filter(None, names)))
+        made = table.provenance or Provenance()
+        names = (made.calibration, f"{self.name} {self._fingerprint()}")
+        applied.provenance = replace(made, calibration=" + ".join(filter(None, names)))
         return applied
 
     def probability(self, table: Table) -> Float[Tensor, "n c"]:

@@ -49,7 +49,8 @@ class Table:
         label_space: "model" if labels are indices into the logits, "own" if they belong to another set of classes.
         label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
-        provenance: Who made the columns: model, task loss and settings of probes; None for arrays from elsewhere.
+        provenance: Who made the columns: model, task loss and settings of probes; None for arrays from
+            elsewhere, of which at most the calibration is known.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
