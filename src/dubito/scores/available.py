@@ -103,7 +103,14 @@ def available_scores(
 
 
 @sharing()
-def requested_scores(scores: object, table: Table, train: Table | None, *, by: str) -> AvailableScores:
+def requested_scores(
+    scores: object,
+    table: Table,
+    train: Table | None,
+    *,
+    by: str,
+    repair: str = "pass train=..., other in-distribution images, or a fitted score",
+) -> AvailableScores:
     """The scores that a user passes or names, ready to score a table; where one must learn, a copy is fitted.
 
     Args:
@@ -111,6 +118,7 @@ def requested_scores(scores: object, table: Table, train: Table | None, *, by: s
         table: The table to score.
         train: In-distribution images to fit on.
         by: The function that the user called.
+        repair: How to pass images to fit on, for errors.
 
     >>> table = Table(feature=[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]] * 4, logit=[[1.0, 0.0]] * 12)
     >>> list(requested_scores(["neighbours", "entropy"], table, train=table, by="compare").fit_seconds)
@@ -122,10 +130,7 @@ def requested_scores(scores: object, table: Table, train: Table | None, *, by: s
         if score.is_fitted:
             continue
         if train is None:
-            raise NotFittedError(
-                f"{by}: {name} learns from {', '.join(score.learns_from)}: pass train=..., other in-distribution "
-                f"images, or a fitted score."
-            )
+            raise NotFittedError(f"{by}: {name} learns from {', '.join(score.learns_from)}: {repair}.")
         start = perf_counter()
         requested.scores[name] = copy.deepcopy(score).fit(train)
         requested.fit_seconds[name] = perf_counter() - start
