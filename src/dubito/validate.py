@@ -134,7 +134,10 @@ def check_classes(
         raise error(f"{by}: {of} must be integers from 0 to {classes - 1}; got {labels.dtype}. Cast them.")
     wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
     if wrong:
-        got = f"{int(labels.min())} to {int(labels.max())}"
+        low, high = int(labels.min()), int(labels.max())
+        hint += " Where -1 stands for no label: table.rows(table.label >= 0)." if low == -1 and ids is None else ""
+        hint += " If they count from 1, subtract 1." if (low, high) == (1, classes) else ""
+        got = f"{low} to {high}"
         got = got if ids is None else f"{int(labels[wrong[0]])} for image '{ids[wrong[0]]}'"
         raise error(f"{by}: {of} must be classes from 0 to {classes - 1}; got {got}. {hint}")
 
