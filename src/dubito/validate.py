@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dubito.choices import suggestion
 from dubito.errors import DubitoError, DubitoWarning, ModelError, TableError, UnknownNameError, ValueRangeError
-from dubito.table import Table, check_table
+from dubito.table import Table, check_table, warn_of_probabilities
 from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import check_provenance
 from dubito.types import Classifier
@@ -262,8 +262,13 @@ def has_model_labels(table: Table) -> bool:
 
 
 def check_model_labels(table: Table, *, by: str, columns: Sequence[str] = ("logit", "label")) -> None:
-    """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then."""
+    """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then.
+
+    Warns of logits that are probabilities.
+    """
     table.require(*columns, by=by)
+    if "logit" in columns:
+        warn_of_probabilities(table)
     if table.label_space != "model":
         raise TableError(
             f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "

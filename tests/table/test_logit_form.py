@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dubito.errors import TableError
-from dubito.table import Table, check_size_of_logits, form_of
+from dubito.errors import DubitoWarning, TableError
+from dubito.table import Table, check_size_of_logits, form_of, warn_of_probabilities
 
 LOGITS = 3 * torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
 
@@ -25,3 +25,11 @@ def test_log_probabilities_are_refused_where_enough_rows_show_them():
     check_size_of_logits(Table(logit=log_p[:1]), by="energy.score")  # one row of logits may be like this by chance
     mixed = torch.cat([log_p, LOGITS])
     check_size_of_logits(Table(logit=mixed), by="energy.score")
+
+
+def test_probabilities_are_warned_of_where_enough_rows_show_them(recwarn):
+    for logit in (LOGITS, LOGITS.log_softmax(1), LOGITS.softmax(1)[:1], torch.eye(9)):
+        warn_of_probabilities(Table(logit=logit))
+    assert not recwarn
+    with pytest.warns(DubitoWarning, match=r"must hold logits; its rows .* sum to 1.*or the logarithms of the prob"):
+        warn_of_probabilities(Table(logit=LOGITS.softmax(1)))
