@@ -93,8 +93,9 @@ class Calibration(ABC):
 
         >>> from dubito.calibration import TemperatureScaling
         >>> table = Table(logit=[[4.0, 0.0]] * 3, label=[0, 1, 0])
-        >>> TemperatureScaling().fit(table).apply(table).logit[0].softmax(0)  # 2 of 3 are of class 0
-        tensor([0.6667, 0.3333])
+        >>> calibrated = TemperatureScaling().fit(table).apply(table)
+        >>> round(calibrated.logit.softmax(1)[0, 0].item(), 4)  # 2 of 3 are of class 0
+        0.6667
         """
         self._check(table, by=f"{self.name}.apply")
         logits = table.column("logit")
