@@ -14,16 +14,16 @@ def label_issues(columns: Columns) -> Contender:
     table = dubito.Table(logit=columns["train_logit"], label=columns["noisy_label"])
     wrong = columns["wrong"].numpy()
 
-    def found() -> dict[str, Any]:
+    def flagged() -> dict[str, Any]:
         return {"rows": dubito.find_label_issues(table).rows, "wrong": wrong, "rank": ranked}
 
     def ranked() -> np.ndarray:
         probability = np.zeros(len(wrong))
-        everything = dubito.find_label_issues(table, least=1e-300)
+        everything = dubito.find_label_issues(table, least=0)
         probability[everything.rows] = everything.probability
         return probability
 
-    return nothing, found
+    return nothing, flagged
 
 
 def confident_learning(columns: Columns) -> Contender:
@@ -34,12 +34,12 @@ def confident_learning(columns: Columns) -> Contender:
     logit = columns["train_logit"]
     label, wrong = columns["noisy_label"].numpy(), columns["wrong"].numpy()
 
-    def found() -> dict[str, Any]:
+    def flagged() -> dict[str, Any]:
         p = logit.softmax(1).numpy()
         rows = np.flatnonzero(find_label_issues(label, p, n_jobs=1))
         return {"rows": rows, "wrong": wrong, "rank": lambda: -get_label_quality_scores(label, p)}
 
-    return nothing, found
+    return nothing, flagged
 
 
 def label_rows() -> list[Row]:

@@ -49,8 +49,8 @@ def main() -> None:
     n = options.rows or len(label)
     result = {"images": len(label), "rows": n, "draws": options.draws, "confidence": options.confidence}
     result["risks"] = {str(risk): study(logit, label, n, risk, options.confidence, options.draws) for risk in RISKS}
-    for risk, found in result["risks"].items():
-        for name, one in found.items():
+    for risk, procedures in result["risks"].items():
+        for name, one in procedures.items():
             print(f"risk {risk:5} {name:15} coverage {one['coverage']:.3f}  violated {one['violated']:.3f}")
     print(json.dumps(result))
 

@@ -74,7 +74,7 @@ def one_draw(logit: np.ndarray, label: np.ndarray, share: float, seed: int) -> d
     if confident_learning is not None:
         p, softmax = timed(lambda: torch.from_numpy(logit).softmax(1).numpy())
         flags, theirs = timed(lambda: confident_learning(noisy, p, n_jobs=1))  # its own processes take longer to start
-        everything = dubito.find_label_issues(table, least=1e-300)
+        everything = dubito.find_label_issues(table, least=0)
         as_many, rank = wrong[everything.rows[: flags.sum()]], np.zeros(len(noisy))
         rank[everything.rows] = everything.probability
         result |= {

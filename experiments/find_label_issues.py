@@ -127,7 +127,7 @@ def real_errors(table: dubito.Table, wrong: np.ndarray) -> dict[str, float]:
     """Rankings and flags of both against labels that people contradict."""
     label, p = table.label.numpy(), table.logit.double().softmax(1).numpy()
     flags = confident_learning(label, p, n_jobs=1)
-    issues, everything = dubito.find_label_issues(table), dubito.find_label_issues(table, least=1e-300)
+    issues, everything = dubito.find_label_issues(table), dubito.find_label_issues(table, least=0)
     ours = np.zeros(len(label))
     ours[everything.rows] = everything.probability
     theirs = -get_label_quality_scores(label, p)

@@ -141,6 +141,15 @@ def test_labels_that_are_no_classes(labels):
         check_classes(torch.tensor(labels), 3, by="demo")
 
 
+@pytest.mark.parametrize(
+    ("labels", "repair"),
+    [([1, 2, 3], r"If they count from 1, subtract 1\.$"), ([-1, 2], r"no label: table\.rows\(table\.label >= 0\)\.$")],
+)
+def test_labels_from_one_and_images_without_a_label(labels, repair):
+    with pytest.raises(TableError, match=repair):
+        check_classes(torch.tensor(labels), 3, by="demo")
+
+
 NOTHING = Table(logit=torch.zeros(1, 2))
 MODEL = dubito.wrap(torch.nn.Linear(2, 2))
 

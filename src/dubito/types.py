@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dubito.choices import Kind
 from dubito.errors import DubitoError, NotFittedError, TableError, ValueRangeError, first_words
-from dubito.table import Provenance, Table, check_table
+from dubito.table import Provenance, Table, check_size_of_logits, check_table
 from dubito.table.provenance import check_provenance
 
 Json = dict[str, Any]
@@ -213,6 +213,8 @@ class Score(ABC):
     """Whether it is designed to find OOD images alone, so that a guard, which looks for errors, tries it on request."""
     named_only: ClassVar[str | None] = None
     """Why it is made only where it is named, such as that it learns for minutes; None for a score that always is."""
+    reads_size: ClassVar[bool] = False
+    """Whether it reads the size of logits, which log-probabilities do not have."""
     provenance_: Provenance | None = None
     from_file_: bool = False
 
@@ -225,6 +227,8 @@ class Score(ABC):
             self.__dict__.pop(name, None)
         check_table(table, by=f"{self.name}.fit")
         table.require(*self.learns_from, by=f"{self.name}.fit")
+        if self.reads_size and "logit" in self.learns_from:
+            check_size_of_logits(table, by=f"{self.name}.fit")
         self.learn(table)
         self.provenance_ = table.provenance
         return self
@@ -271,8 +275,11 @@ class Score(ABC):
         return self.needs
 
     def check_columns(self, table: Table) -> None:
-        """Raise MissingColumnError or TableError where a table lacks what the score reads, before any row is read."""
-        table.require(*self.columns_in(table), by=f"{self.name}.score")
+        """Raise MissingColumnError or TableError where a table lacks what the score reads, before it is scored."""
+        by = f"{self.name}.score"
+        table.require(*self.columns_in(table), by=by)
+        if self.reads_size:
+            check_size_of_logits(table, by=by)
 
     def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dubito.choices import suggestion
 from dubito.errors import DubitoError, DubitoWarning, ModelError, TableError, UnknownNameError, ValueRangeError
-from dubito.table import Table, check_table
+from dubito.table import Table, check_table, warn_of_probabilities
 from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import check_provenance
 from dubito.types import Classifier
@@ -134,7 +134,10 @@ def check_classes(
         raise error(f"{by}: {of} must be integers from 0 to {classes - 1}; got {labels.dtype}. Cast them.")
     wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
     if wrong:
-        got = f"{int(labels.min())} to {int(labels.max())}"
+        low, high = int(labels.min()), int(labels.max())
+        hint += " Where -1 stands for no label: table.rows(table.label >= 0)." if low == -1 and ids is None else ""
+        hint += " If they count from 1, subtract 1." if (low, high) == (1, classes) else ""
+        got = f"{low} to {high}"
         got = got if ids is None else f"{int(labels[wrong[0]])} for image '{ids[wrong[0]]}'"
         raise error(f"{by}: {of} must be classes from 0 to {classes - 1}; got {got}. {hint}")
 
@@ -259,8 +262,13 @@ def has_model_labels(table: Table) -> bool:
 
 
 def check_model_labels(table: Table, *, by: str, columns: Sequence[str] = ("logit", "label")) -> None:
-    """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then."""
+    """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then.
+
+    Warns of logits that are probabilities.
+    """
     table.require(*columns, by=by)
+    if "logit" in columns:
+        warn_of_probabilities(table)
     if table.label_space != "model":
         raise TableError(
             f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "

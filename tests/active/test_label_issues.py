@@ -211,10 +211,25 @@ def test_json_csv_and_class_names(tmp_path):
     assert list(row) == ["id", "label", "suggested", "probability", "row"]
 
 
+def test_a_least_of_zero_ranks_all_labels():
+    table, _ = planted(300)
+    # Of labels with a logit 1,000 above the others, the probability is exactly 0: these follow, by row.
+    sure = table.logit.clone()
+    sure[:100] = 1000 * torch.eye(5, dtype=torch.float64)[table.label[:100]]
+    result = find_label_issues(table.extended(logit=sure), least=0.0)
+    assert sorted(result.rows.tolist()) == list(range(300))
+    assert (np.diff(result.probability) <= 0).all()
+    zero = result.rows[result.probability == 0]
+    assert len(zero) >= 100
+    assert (np.diff(zero) > 0).all()
+    some = find_label_issues(table.extended(logit=sure), least=1e-300)
+    assert result.rows[: len(some)].tolist() == some.rows.tolist()
+
+
 def test_what_cannot_be_judged_is_refused():
     table, _ = planted(20)
-    with pytest.raises(ValueRangeError, match=r"least must be .*; got 0.0"):
-        find_label_issues(table, least=0.0)
+    with pytest.raises(ValueRangeError, match=r"least must be a number in \[0, 1\]; got -0.1"):
+        find_label_issues(table, least=-0.1)
     with pytest.raises(MissingColumnError, match="find_label_issues needs column 'label'"):
         find_label_issues(table.select("logit"))
     with pytest.raises(MissingColumnError, match="find_label_issues needs column 'feature'"):

@@ -69,6 +69,14 @@ def test_all_methods_by_default_and_those_of_many_classes_left_out(monkeypatch):
     assert len(found.methods) == 7
 
 
+def test_a_curve_per_class_takes_images_of_each():
+    found = calibrate(sample(99, 5), folds=2, **QUICK)
+    expected = "it fits each of the 5 classes to itself, and there are 19.8 images of each. Name it to compare it all"
+    assert found.left_out["class_wise_isotonic"].startswith(expected)
+    named = calibrate(sample(99, 5), "class_wise_isotonic", folds=2, **QUICK)
+    assert set(named.methods) == {"none", "class_wise_isotonic"}
+
+
 def test_a_method_that_cannot_be_fitted_is_left_out_unless_it_was_named():
     right = Table(logit=[[3.0, 0.0], [0.0, 3.0]] * 20, label=[0, 1] * 20)  # no temperature: all are right
     found = calibrate(right, **QUICK)

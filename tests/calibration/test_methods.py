@@ -15,9 +15,10 @@ from dubito.errors import (
     UnknownNameError,
     ValueRangeError,
 )
+from dubito.evaluate import compare
 from dubito.guard import Guard
 from dubito.metrics import accuracy, nll
-from dubito.scores import Entropy, MaxProbability, Neighbours, Temperature
+from dubito.scores import Energy, Entropy, MaxLogit, MaxProbability, Neighbours, Temperature
 from dubito.table import Provenance, Table, concat
 from tests.calibration.samples import sample
 
@@ -112,9 +113,27 @@ def test_a_calibrated_table_is_a_table(name):
     assert calibrated.logit.dtype == torch.float32
     rows = torch.tensor([5, 2, 299])
     assert torch.equal(calibrated.rows(rows).logit, calibrated.logit[rows])
-    assert torch.allclose(calibrated.logit.exp(), method.probability(table))
+    assert torch.allclose(calibrated.logit.log_softmax(1).double(), method.log_probability(table.logit), atol=1e-5)
+    assert torch.allclose(calibrated.logit.softmax(1), method.probability(table))
     assert len(calibrated.rows(slice(0, 0)).logit) == 0
     assert MaxProbability().score(calibrated).allclose(-method.probability(table).amax(1).double(), atol=1e-6)
+
+
+@each
+def test_scores_of_the_size_of_logits_take_scaled_logits_and_refuse_log_probabilities(name):
+    table = sample(300, seed=12)
+    method = made(name).fit(table)
+    calibrated = method.apply(table)
+    if name in ("temperature", "vector", "matrix"):
+        expected = -method.calibrated(table.logit).logsumexp(1)
+        assert Energy().score(calibrated).numpy() == pytest.approx(expected.numpy(), abs=1e-5)
+        return
+    for score in (Energy(), MaxLogit(), Temperature(Energy()).fit(calibrated)):
+        with pytest.raises(TableError, match=rf"{score.name}.score needs logits before the softmax"):
+            score.score(calibrated)
+    left_out = compare(calibrated, resamples=2).left_out
+    assert {"energy", "max_logit"} <= left_out.keys()
+    assert "log-probabilities" in left_out["energy"]
 
 
 @each
@@ -238,6 +257,22 @@ def test_a_calibrated_table_says_so_and_what_was_fitted_on_other_logits_refuses_
         concat([table, calibrated])
     assert len(Temperature().fit(calibrated).score(calibrated)) == len(table)
     assert len(Entropy().score(calibrated)) == len(table)
+
+
+def test_arrays_of_an_unknown_model_record_their_calibration_too():
+    table = sample()
+    method = made("temperature").fit(table)
+    calibrated = method.apply(table)
+    with pytest.raises(TableError, match=r"temperature \w+ there, none here.*Apply the same calibration to both"):
+        method.apply(calibrated)
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        Temperature().fit(table).score(calibrated)
+    guard, of_calibrated = (Guard.fit(None, one, risk=0.5, confidence=0.8) for one in (table, calibrated))
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        guard(calibrated)
+    with pytest.raises(TableError, match="its logits are calibrated differently"):
+        of_calibrated(table)
+    assert len(of_calibrated(calibrated)) == len(table)
 
 
 def test_what_reads_features_alone_takes_calibrated_tables():

@@ -232,6 +232,7 @@ def test_errors(images):
 def test_copies_are_every_image_once_per_corruption():
     images = ArrayImages(images=np.stack([PIXELS, 255 - PIXELS]), labels=[1, 0])
     copies = CorruptedCopies(images, seed=3)
+    assert list(CorruptedCopies(np.stack([PIXELS, 255 - PIXELS])).ids) == list(copies.ids)
     assert list(STAND_INS) == ["blur", "zoom", "noise", "jigsaw", "scramble"]
     assert list(copies.ids) == [f"{kind}-5/00000{i}" for kind in STAND_INS for i in (0, 1)]
     assert copies.labels is not None

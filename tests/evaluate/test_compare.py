@@ -9,6 +9,7 @@ import dubito
 from dubito import Table, compare
 from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
+from dubito.scores import make_score
 from dubito.table import Provenance
 from dubito.validate import check_bootstrap
 
@@ -20,6 +21,11 @@ def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
     z = 2 * torch.eye(4, 8)[label] + torch.randn(n, 8, generator=draw) + shift
     logit = 2 * z[:, :4]
     return Table(feature=z, logit=logit, label=label, name=f"set {seed}", **more)
+
+
+def copies(n: int, seed: int = 0, *, kind: str = "blur", shift: float = 0.0) -> Table:
+    """Images with the ids of corrupted copies."""
+    return images(n, seed, shift=shift, id=[f"{kind}-5/{number:06d}" for number in range(n)])
 
 
 class Planted(dubito.Entropy):
@@ -195,12 +201,24 @@ def test_tables_of_another_width_and_paths_are_refused():
         compare.__wrapped__(table, "cache/x")
 
 
+def test_named_scores_that_learn_are_fitted_on_train():
+    table, train, own = images(100), images(300, seed=1), dubito.Neighbours(k=5)
+    result = compare(table, train=train, scores={"vim": "vim", "own": own, "energy": "energy"}, resamples=20)
+    assert torch.equal(result.uncertainties["vim"][None], make_score("vim").fit(train).score(table))
+    assert torch.equal(result.uncertainties["own"][None], dubito.Neighbours(k=5).fit(train).score(table))
+    assert not own.is_fitted  # the user's own is left as it was
+    assert result.costs["energy"].fit_seconds is None
+    assert result.costs["vim"].fit_seconds > 0
+
+
 def test_what_is_no_table_score_or_setting_is_refused():
     with pytest.raises(TableError, match=r'compare: table must be a table; got the path "cache/x"'):
         compare.__wrapped__("cache/x")  # past the type checks of the tests
     with pytest.raises(TableError, match=r'compare: train must be a table; got the path "cache/x". Open it: dubi'):
         compare.__wrapped__(images(20), train="cache/x")
-    with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
+    with pytest.raises(
+        NotFittedError, match=r"compare: density learns from feature, label: pass train=..., other in-d"
+    ):
         compare(images(20), scores=["entropy", "density"])
     assert set(compare(images(60), scores=["entropy", dubito.Margin()], resamples=20).costs) == {"entropy", "margin"}
     wrong = [
@@ -341,11 +359,11 @@ def test_a_plot_grows_with_the_number_of_scores():
 def test_the_best_at_corrupted_copies_is_the_choice_for_unseen_ood_images():
     # Copies of features that moved away: their logits are as certain as before, their neighbours are far.
     table, train = images(150), images(400, seed=1)
-    copies = images(600, seed=0, shift=3.0)
-    result = compare(table, train=train, corrupted=copies, resamples=60)
+    corrupted = copies(600, seed=0, shift=3.0)
+    result = compare(table, train=train, corrupted=corrupted, resamples=60)
     question = result["corrupted copies"]
     assert (question.images, question.positives) == (750, 600)
-    u = {name: torch.cat([score.score(table), score.score(copies)]) for name, score in result.fitted.items()}
+    u = {name: torch.cat([score.score(table), score.score(corrupted)]) for name, score in result.fitted.items()}
     values = {name: auroc(one, torch.arange(750) >= 150) for name, one in u.items()}
     assert result.ood_choice == max(values, key=values.__getitem__)
     assert question.scores[result.ood_choice].value.value == values[result.ood_choice]
@@ -360,19 +378,19 @@ def test_the_best_at_corrupted_copies_is_the_choice_for_unseen_ood_images():
 
 
 def test_the_auroc_of_all_copies_is_the_mean_over_corruptions():
-    table, blurred, noisy = images(80), images(80, seed=1, shift=0.5), images(80, seed=2, shift=1.5)
+    table, blurred, noisy = images(80), copies(80, 1, shift=0.5), copies(80, 2, kind="noise", shift=1.5)
     entropy = {"entropy": dubito.Entropy()}
     by_kind = [compare(table, {"copies": part}, scores=entropy, resamples=20)["copies"] for part in (blurred, noisy)]
     mean = sum(one.scores["entropy"].value.value for one in by_kind) / 2
     both = dubito.concat([blurred, noisy])
-    copies = compare(table, corrupted=both, scores=entropy, resamples=20)["corrupted copies"]
-    assert copies.scores["entropy"].value.value == pytest.approx(mean)
+    question = compare(table, corrupted=both, scores=entropy, resamples=20)["corrupted copies"]
+    assert question.scores["entropy"].value.value == pytest.approx(mean)
 
 
 def test_corrupted_copies_are_enough_and_without_them_there_is_no_ood_choice():
     table = Table(logit=images(60).logit)
     scores = ["entropy", "margin"]
-    alone = compare(table, corrupted=Table(logit=images(60, seed=1, shift=2.0).logit), scores=scores, resamples=20)
+    alone = compare(table, corrupted=copies(60, 1, shift=2.0).select("logit", "id"), scores=scores, resamples=20)
     assert [one.about for one in alone.questions] == ["corrupted copies"]
     assert alone.choice in alone["corrupted copies"].leading
     assert compare(images(60), scores=scores, resamples=20).ood_choice is None
@@ -381,8 +399,12 @@ def test_corrupted_copies_are_enough_and_without_them_there_is_no_ood_choice():
 def test_copies_that_are_not_corrupted_or_have_the_name_of_an_ood_table():
     table = images(60)
     with pytest.warns(UserWarning, match="They are not corrupted"):
-        compare(table, corrupted=table, scores="entropy", resamples=20)
+        compare(table, corrupted=copies(60), scores="entropy", resamples=20)
     with pytest.raises(TableError, match="no ood table may be called 'corrupted copies'"):
-        compare(table, {"corrupted copies": images(9, seed=1)}, corrupted=images(9, seed=2), scores="entropy")
+        compare(table, {"corrupted copies": images(9, seed=1)}, corrupted=copies(9, 2), scores="entropy")
+    for other, first in ((images(9, seed=1), "0"), (images(9, seed=1, id=[f"cats/{i}" for i in range(9)]), "cats/0")):
+        expected = rf"ids such as 'blur-5/000000'; set 1 has '{first}'. Extract dubito.data.CorruptedCopies"
+        with pytest.raises(TableError, match=expected):
+            compare(table, corrupted=other, scores="entropy")
     with pytest.raises(TableError, match="compare: corrupted needs at least 1 row"):
         compare(table, corrupted=table.rows([]), scores="entropy")

@@ -256,6 +256,12 @@ def test_test_images_among_those_learned_from_are_reported(layout: Layout, model
         openood(model, root, tmp_path / "caches", benchmark="cifar10", scores=[Neighbours(k=1)], train=seen, **QUICK)
 
 
+def test_a_score_of_the_users_own_is_left_as_it_was(layout: Layout, model, tmp_path: Path):
+    root, own = layout("cifar10"), Neighbours(k=1)
+    openood(model, root, tmp_path / "caches", benchmark="cifar10", scores=own, train=5, **QUICK)
+    assert not own.is_fitted
+
+
 def test_plot(axes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

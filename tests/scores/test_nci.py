@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.errors import ValueRangeError
+from dubito.errors import TableError, ValueRangeError
 from dubito.scores.nci import NCI, alignment, nci
 from dubito.table import Table
 
@@ -47,3 +47,11 @@ def test_one_row_is_its_own_mean():
     assert len(table.logit[0]) == C
     with pytest.raises(ValueRangeError, match=r"nci: alpha must be .*at least 0; got -1.0. 0 leaves the length out"):
         NCI(-1.0)
+
+
+def test_logits_that_are_not_linear_in_the_features_are_refused():
+    table = linear()
+    with pytest.raises(TableError, match=r"nci.fit: logits must be linear in the features.*such as gen"):
+        NCI().fit(table.extended(logit=table.logit**2))
+    with pytest.raises(TableError, match=r"nci.fit needs logits before the softmax"):
+        NCI().fit(table.extended(logit=table.logit.log_softmax(1)))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
-from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.errors import MissingColumnError, TableError, UnknownNameError, ValueRangeError
 from dubito.metrics.information import decompose
 from dubito.scores import (
     Energy,
@@ -169,6 +169,13 @@ def test_only_softmax_scores_on_top(inner, message):
     expected = r"temperature: score_of must read logits alone, or an ensemble, and learn nothing; "
     with pytest.raises(TableError, match=rf"{expected}{message}\. Use one of the softmax family; .* over='input'"):
         Temperature(inner)
+
+
+def test_the_score_on_top_by_name():
+    assert Temperature("entropy") == Temperature(Entropy())
+    assert Temperature(score_of="energy").kind == "epistemic"
+    with pytest.raises(UnknownNameError, match="Did you mean entropy"):
+        Temperature("entropi")
 
 
 def test_a_score_of_logits_of_a_users_own_on_top():

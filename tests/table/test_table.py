@@ -129,12 +129,17 @@ def test_none_is_no_column():
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("logit", [1.0, 2.0], r"must have 2 axes; got one of shape \(2,\)\. Reshape it to \(n, width\)\."),
-        ("feature", np.ones((2, 3, 4)), r"must have 2 axes; got one of shape \(2, 3, 4\)\."),
-        ("label", [[0], [1]], r"must have 1 axes; got one of shape \(2, 1\)\. Reshape it to \(n,\)\."),
-        ("loss", 0.5, r"must have 1 axes; got one of shape \(\)\."),
-        ("id", [["a"], ["b"]], r"must have 1 axes; got one of shape \(2, 1\)\."),
-        ("anything", 5, r"must have 1 axes; got one of shape \(\)\."),
+        ("logit", [1.0, 2.0], r"must have 2 axes; got shape \(2,\)\. Reshape it to \(n, width\)\."),
+        ("feature", np.ones((2, 3, 4)), r"must have 2 axes; got shape \(2, 3, 4\)\."),
+        ("label", [[0], [1]], r"must have one axis; got shape \(2, 1\)\. Reshape it to \(n,\)\."),
+        (
+            "label",
+            np.eye(5),
+            r"must have one axis; got shape \(5, 5\)\. .* For one-hot labels, pass label\.argmax",
+        ),
+        ("loss", 0.5, r"must have one axis; got shape \(\)\."),
+        ("id", [["a"], ["b"]], r"must have one axis; got shape \(2, 1\)\."),
+        ("anything", 5, r"must have one axis; got shape \(\)\."),
     ],
 )
 def test_wrong_axes(column, value, message):
@@ -172,11 +177,16 @@ def test_a_missing_column_says_who_writes_it():
     with pytest.raises(MissingColumnError) as error:
         _ = table.label
     assert str(error.value) == (
-        "table.label needs column 'label'; cache/test has logit. "
+        "table.label needs column 'label'; cache/test has logit. Pass label=... to dubito.Table. "
         "It is written by dubito.cache.label_cache(folder, labels), or by an extraction of images with labels."
     )
     with pytest.raises(MissingColumnError, match=r"energy\.score needs column 'mine'.* Run the probe that writes"):
         table.require("logit", "mine", by="energy.score")
+    extracted = Table(logit=LOGIT, provenance=Provenance(weights="ab12"))
+    with pytest.raises(MissingColumnError, match=r"has logit\. It is written by dubito\.cache\.label_cache"):
+        _ = extracted.label
+    with pytest.raises(MissingColumnError, match=r"has logits\. Did you mean 'logits'\? Pass it as logit="):
+        Table(logits=LOGIT).select("logit")
     with pytest.raises(MissingColumnError, match="needs column 'logit'; table in memory has no columns"):
         Table().select("logit")
     with pytest.raises(MissingColumnError, match=r"table\.shape\('feature'\) needs column 'feature'"):

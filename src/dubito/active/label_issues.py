@@ -76,9 +76,9 @@ def find_label_issues(
 
     Args:
         table: A table with labels, and with logits or features.
-        least: The smallest probability that is reported, above 0 and at most 1. Default: 0.1, or as much more as it
-            takes for two thirds of the reported labels to be wrong, by estimate; if no label is, the most suspicious
-            hundredth of the table, as far as the predictions contradict it.
+        least: The smallest probability that is reported, from 0, which ranks all labels, to 1. Default: 0.1, or as much
+            more as it takes for two thirds of the reported labels to be wrong, by estimate; if no label is, the most
+            suspicious hundredth of the table, as far as the predictions contradict it.
         cross_validate: Whether predictions are those of linear classifiers on the features, each fitted on the other
             images; for labels that the model was trained on. Default: only if the labels are not the model's classes.
         folds: The number of parts of the table that are predicted in turn, with cross-validation.
@@ -93,7 +93,7 @@ def find_label_issues(
     check_rows(table, by=by, least=2)
     table.require("label", by=by)
     if least is not None:
-        check_number(least, "(0, 1]", by=by, what="least", hint="Leave it out for the default.")
+        check_number(least, "[0, 1]", by=by, what="least", hint="Leave it out for the default.")
     label = _labels(table)
     if cross_validate is None:
         cross_validate = "logit" not in table or not has_model_labels(table)
@@ -109,8 +109,8 @@ def find_label_issues(
     count = _default_count(wrong[order]) if least is None else int((wrong >= least).sum())
     suspicious = least is None and not count
     if suspicious:
-        doubted = order[predicted[order] != label[order]]
-        rows = doubted[: math.ceil(_SUSPICIOUS * len(label))]
+        contradicted = order[predicted[order] != label[order]]
+        rows = contradicted[: math.ceil(_SUSPICIOUS * len(label))]
     else:
         rows = order[:count]
     return LabelIssues(
@@ -307,7 +307,7 @@ class _Likelihood:
         scale = np.exp(-log_temperature)
         np.multiply(self.shifted, np.float32(scale), out=self._exp)
         total = np.exp(self._exp, out=self._exp) @ self._ones
-        # A probability of zero would leave no doubt about any label.
+        # With a probability of zero, a label would be wrong for certain.
         q: np.ndarray = np.maximum(np.exp(scale * self.of_label) / total, 1e-12)
         return q
 
@@ -419,7 +419,8 @@ def _cross_validated(table: Table, label: Int64[np.ndarray, "n"], folds: int, se
     for _ in range(2):
         for one, weights in enumerate(fit_folds(x[kept], label[kept], fold[kept], classes)):
             logit[fold == one] = x[fold == one] @ weights[:-1] + weights[-1]
-        # Classifiers that learn from wrong labels predict them, too: the second time, they learn without the doubtful.
+        # Classifiers that learn from wrong labels predict them, too: the second time, they learn without
+        # the labels that the first ones contradict.
         kept = logit.argmax(axis=1) == label
         if np.unique(label[kept]).size < np.unique(label).size:
             break

@@ -1,15 +1,11 @@
 """What features and logits themselves reveal: no logits at all, NaN, a saturated softmax, dead features, one class.
 
-    probabilities      p >= 0,  sum_y p_y = 1
-    log-probabilities  log sum_y exp(l_y) = 0
-
 `dubito.wrap` refuses a module whose output is not that of its classifying layer. At the first batch the audit looks at
 the output itself, says what it is, and goes on with the module wrapped as it should be.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -19,12 +15,12 @@ from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
 from dubito.models.frozen import frozen
 from dubito.models.outputs import output_of
+from dubito.table import form_of
 from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
 SATURATED, DEAD, ONE_CLASS, READABLE = "saturated softmax", "dead features", "one class for all", "unreadable images"
-Form = Literal["probabilities", "log_probabilities"]
-_TOLERANCE, _LISTED = 1e-3, 100
+_LISTED = 100
 _FEWEST, _FEWEST_ZERO = 20, 200
 _TIED, _MANY_LOST, _MANY_BROKEN = 0.01, 0.05, 0.05
 _DEAD, _MANY_DEAD = 0.01, 0.5
@@ -182,18 +178,6 @@ def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier
     except ModelError:
         return None, findings
     return repaired, findings
-
-
-def form_of(logits: Float[Tensor, "n c"]) -> Form | None:
-    """What rows that should be logits really are; None for logits."""
-    if len(logits) == 0 or logits.shape[1] < 2:
-        return None
-    rows = logits.double()
-    if bool((rows >= 0).all()) and bool((rows.sum(-1) - 1).abs().max() < _TOLERANCE):
-        return "probabilities"
-    if bool(rows.logsumexp(-1).abs().max() < _TOLERANCE):
-        return "log_probabilities"
-    return None
 
 
 def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:

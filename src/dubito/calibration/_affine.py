@@ -46,7 +46,7 @@ _Halves = tuple[Table, Table]
 
 @dataclass
 class AffineScaling(Calibration):
-    """Log-probabilities that are affine in the inputs; subclasses say what these are, and whether classes are mixed.
+    """Calibrated logits that are affine in the inputs; subclasses say what these are, and whether classes are mixed.
 
     Attributes:
         deviation: s, the standard deviation of the prior of every w_j around 1 and b_j around 0. None: chosen from
@@ -90,10 +90,10 @@ class AffineScaling(Calibration):
         c = self.classes_
         return tuple(self.weight_.shape) in ((c,), (c, c)) and tuple(self.bias_.shape) == (c,)
 
-    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-        """The logarithm of softmax(W x + b)."""
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """W x + b."""
         x = self.inputs(logits.double()) / self.temperature_
-        return _scaled(x, self.weight_, self.bias_).log_softmax(-1)
+        return _scaled(x, self.weight_, self.bias_)
 
     def _chosen_off(self, halves: _Halves | None, c: int) -> float | None:  # noqa: ARG002 (subclasses try several)
         """o; None without off-diagonal weights."""

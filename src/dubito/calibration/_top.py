@@ -52,7 +52,7 @@ class TopCalibration(Calibration):
     def top_probability(self, top: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """The calibrated probability, inside (0, 1), of a top probability."""
 
-    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of q at the predicted class, and of the rest by temperature."""
         predicted = logits.argmax(-1)
         q = self.top_probability(confidence(logits).numpy()) if len(logits) else np.zeros(0)

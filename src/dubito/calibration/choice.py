@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dubito import metrics as measures
 from dubito.calibration._affine import EXACT, MixingScaling
+from dubito.calibration.isotonic import ClassWiseIsotonic
 from dubito.calibration.method import Calibration
 from dubito.calibration.registry import METHODS, make_calibration
 from dubito.errors import DubitoError, TableError
@@ -38,6 +39,8 @@ from dubito.validate import check_bootstrap, check_choice, check_model_labels, c
 NONE = "none"
 """The model's own probabilities."""
 _ROWS_PER_FOLD = 2
+_FEWEST_PER_CLASS = 20
+"""Images with which a class-wise curve is tried: with 5, its NLL is far above that of the model itself."""
 
 
 def calibrate(
@@ -54,7 +57,7 @@ def calibrate(
     Args:
         table: Labelled images that the model was not trained on.
         methods: Methods, or names of them. Default: all; beyond 128 classes without dirichlet and matrix, whose c²
-            parameters would take minutes.
+            parameters would take minutes, and with fewer than 20 images per class without class_wise_isotonic.
         folds: Parts of the table, each predicted by methods that were fitted on the others. Crops of one image stay
             together.
         confidence: Probability that the true best is among the methods whose gap to the best may be zero.
@@ -255,10 +258,9 @@ def _named(methods: Any, table: Table) -> tuple[dict[str, Calibration], dict[str
     """Methods by name, simplest first, and why others are left out."""
     c = table.shape("logit")[1]
     if methods is None:
-        large = [name for name, kind in METHODS.items() if issubclass(kind, MixingScaling) and c > EXACT]
-        why = f"it has {c * c + c:,} parameters for {len(table):,} images. Name it to compare it all the same."
-        made = [make_calibration(name) for name in METHODS if name not in large]
-        return {one.name: one for one in made}, dict.fromkeys(large, why)
+        left_out = {name: why for name, kind in METHODS.items() if (why := _too_large(kind, len(table), c))}
+        made = [make_calibration(name) for name in METHODS if name not in left_out]
+        return {one.name: one for one in made}, left_out
     several = [methods] if isinstance(methods, str | Calibration) else list(methods)
     made = [make_calibration(one) if isinstance(one, str) else one for one in several]
     for one in made:
@@ -274,6 +276,16 @@ def _named(methods: Any, table: Table) -> tuple[dict[str, Calibration], dict[str
         )
     order = {name: place for place, name in enumerate(METHODS)}
     return {one.name: one for one in sorted(made, key=lambda one: order.get(one.name, len(order)))}, {}
+
+
+def _too_large(kind: type[Calibration], n: int, c: int) -> str | None:
+    """Why a method is not compared by default on n images of c classes; None if it is."""
+    again = "Name it to compare it all the same."
+    if issubclass(kind, MixingScaling) and c > EXACT:
+        return f"it has {c * c + c:,} parameters for {n:,} images. {again}"
+    if issubclass(kind, ClassWiseIsotonic) and n < _FEWEST_PER_CLASS * c:
+        return f"it fits each of the {c:,} classes to itself, and there are {n / c:.1f} images of each. {again}"
+    return None
 
 
 def _folds(table: Table, folds: int, seed: int) -> Int64[Tensor, "n"]:

@@ -9,7 +9,7 @@ does not change if a constant is added to all logits. `_affine.py` has the objec
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.calibration._affine import MixingScaling
@@ -26,3 +26,7 @@ class DirichletScaling(MixingScaling):
     def inputs(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """Log-probabilities."""
         return logits.log_softmax(-1)
+
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """The logarithm of softmax(W x + b): x has lost the size of the logits."""
+        return super().calibrated(logits).log_softmax(-1)

@@ -2,7 +2,7 @@
 
     q = (right_b + 1) / (rows_b + 2),     bins of equally many rows; those of equal confidence stay together
 
-The fraction is Laplace's rule of succession, so that a bin without errors does not promise that there are none. The
+The fraction is Laplace's rule of succession, so that a bin without errors does not have the probability 1. The
 curve need not rise: two images may change their order, but no prediction changes (`_top.py`).
 """
 

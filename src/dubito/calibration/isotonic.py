@@ -104,7 +104,7 @@ class ClassWiseIsotonic(Calibration):
         ends = (int(starts[0]), int(starts[-1]))
         return ends == (0, *shape) and bool((starts.diff() > 0).all()) and bool((self.values_ >= 0).all())
 
-    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the normalised values."""
         columns = logits.double().softmax(-1).T.contiguous().numpy()
         knots, values, starts = self.knots_.numpy(), self.values_.numpy(), self.starts_.tolist()

@@ -1,11 +1,13 @@
 """What every calibration method is: settings, `fit` on labelled images, and logits that become calibrated ones.
 
-    p = softmax(method.log_probability(logits)),      fitted on rows that the model was not trained on
+    p = softmax(method.calibrated(logits)),      fitted on rows that the model was not trained on
 
-A calibrated table (`apply`) is a view: its column `logit` holds log p, computed as rows are read, in the precision of
-the model's own logits. So every score, metric and guard takes it like any other table. The column `loss`, which belongs
-to the old logits, is left out; members of ensembles stay as they are. Where the table has a provenance, it records the
-method, so that what was fitted on other logits (a score, a guard, a calibration) refuses the table.
+A calibrated table (`apply`) is a view: its column `logit` is computed as rows are read, in the precision of the model's
+own logits. Methods that are affine in the logits (temperature, vector, matrix) keep their size; the others give log p.
+All scores, metrics and guards of probabilities take the table like any other. Scores that read the size of logits
+(energy, max_logit, nci, vim) refuse log-probabilities. The column `loss`, which belongs to the old logits, is left out;
+members of ensembles stay as they are. The table's provenance records the method, so that what was fitted on other
+logits (a score, a guard, a calibration) refuses the table.
 """
 
 import hashlib
@@ -32,9 +34,9 @@ AnyCalibration = TypeVar("AnyCalibration", bound="Calibration")
 
 
 class Calibration(ABC):
-    """A map from logits to calibrated log-probabilities: a dataclass of its settings; learned attributes end in `_`.
+    """A map from logits to calibrated ones: a dataclass of its settings; learned attributes end in `_`.
 
-    Subclasses implement `learn` and `log_probability`, and name the attributes that `fit` sets (`learned`).
+    Subclasses implement `learn` and `calibrated`, and name the attributes that `fit` sets (`learned`).
 
     Attributes:
         classes_: Number of classes, once fitted.
@@ -73,8 +75,12 @@ class Calibration(ABC):
         """Set the learned attributes from a table with rows, finite logits and labels of the model's classes."""
 
     @abstractmethod
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """Calibrated logits, whose softmax are the calibrated probabilities: scaled logits, or log-probabilities."""
+
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the calibrated probability of every class; the probabilities of a row sum to 1."""
+        return self.calibrated(logits).log_softmax(-1)
 
     @property
     def parameters(self) -> int:
@@ -87,29 +93,29 @@ class Calibration(ABC):
 
         >>> from dubito.calibration import TemperatureScaling
         >>> table = Table(logit=[[4.0, 0.0]] * 3, label=[0, 1, 0])
-        >>> round(TemperatureScaling().fit(table).apply(table).logit.exp()[0, 0].item(), 4)  # 2 of 3 are of class 0
+        >>> calibrated = TemperatureScaling().fit(table).apply(table)
+        >>> round(calibrated.logit.softmax(1)[0, 0].item(), 4)  # 2 of 3 are of class 0
         0.6667
         """
         self._check(table, by=f"{self.name}.apply")
         logits = table.column("logit")
 
-        def calibrated(rows: Exact) -> Float[Tensor, "k c"]:
+        def read(rows: Exact) -> Float[Tensor, "k c"]:
             chosen = torch.as_tensor(take(logits, rows))
             finite(chosen, f"{self.name}: logits of {table.name}")
-            parts = [self.log_probability(part).to(chosen.dtype) for part in torch.split(chosen, _BLOCK)]
+            parts = [self.calibrated(part).to(chosen.dtype) for part in torch.split(chosen, _BLOCK)]
             return torch.cat(parts) if parts else chosen
 
         columns = {name: table.column(name) for name in table.columns if name != "loss"}
-        applied = table.with_only(columns | {"logit": Computed(table.shape("logit"), calibrated)})
-        if table.provenance is not None:
-            names = (table.provenance.calibration, f"{self.name} {self._fingerprint()}")
-            applied.provenance = replace(table.provenance, calibration=" + ".join(filter(None, names)))
+        applied = table.with_only(columns | {"logit": Computed(table.shape("logit"), read)})
+        made = table.provenance or Provenance()
+        names = (made.calibration, f"{self.name} {self._fingerprint()}")
+        applied.provenance = replace(made, calibration=" + ".join(filter(None, names)))
         return applied
 
     def probability(self, table: Table) -> Float[Tensor, "n c"]:
         """The calibrated probabilities of all rows, in the precision of the table's logits."""
-        logit = self.apply(table).logit
-        return logit.exp_()
+        return self.apply(table).logit.softmax(-1)
 
     def check_learned(self) -> None:
         """Raise ValueError where what was read from a file cannot have been learned."""

@@ -33,6 +33,6 @@ class TemperatureScaling(Calibration):
         """Fit T on the labels."""
         self.temperature_ = fit_temperature(table)
 
-    def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-        """The logarithm of softmax(z / T)."""
-        return (logits.double() / self.temperature_).log_softmax(-1)
+    def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
+        """Logits divided by T."""
+        return logits.double() / self.temperature_

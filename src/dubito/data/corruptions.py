@@ -24,18 +24,19 @@ A seed fixes the noise, its phases, and the place of box and zoom for all severi
 differ in strength only.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from PIL import Image, ImageFilter
 from torch import Tensor
 
 from dubito.data.image_set import View, hash_array, hash_parts
+from dubito.data.open import open_images
 from dubito.errors import BrokenImageError
 from dubito.storage import encode
-from dubito.types import Images
 from dubito.validate import check_choice, check_number
 
 Corruption = Callable[[Image.Image, int, int], Image.Image]
@@ -132,13 +133,14 @@ class Corrupted(View):
     images, the kind, its effect at this severity, and the seed.
 
     Args:
-        images: RGB images; finished model inputs cannot be corrupted.
+        images: RGB images, or whatever `open_images` takes; finished model inputs cannot be corrupted.
         kind: One of blur, box, zoom, noise, jigsaw, scramble.
         severity: 0 (unchanged) to 5.
         seed: Seed of the places and the noise.
     """
 
-    def __init__(self, images: Images, kind: str, severity: int, *, seed: int = 0) -> None:
+    def __init__(self, images: Any, kind: str, severity: int, *, seed: int = 0) -> None:
+        images = open_images(images)
         # Runs here once, so that a wrong kind or severity is reported now and not by a worker. What becomes of a fixed
         # picture distinguishes one definition of a severity from another.
         colours = np.arange(32 * 32 * 3, dtype=np.uint32).reshape(32, 32, 3).astype(np.uint8)
@@ -172,17 +174,17 @@ class CorruptedCopies(View):
     of the images.
 
     Args:
-        images: RGB images; finished model inputs cannot be corrupted.
+        images: RGB images, or whatever `open_images` takes; finished model inputs cannot be corrupted.
         severity: 1 to 5.
         seed: Seed of the places and the noise.
 
-    >>> from dubito.data import open_images
-    >>> copies = CorruptedCopies(open_images(np.zeros((2, 8, 8, 3), np.uint8)))
+    >>> copies = CorruptedCopies(np.zeros((2, 8, 8, 3), np.uint8))
     >>> len(copies), copies.ids[0], copies.ids[-1]
     (10, 'blur-5/000000', 'scramble-5/000001')
     """
 
-    def __init__(self, images: Images, *, severity: int = 5, seed: int = 0) -> None:
+    def __init__(self, images: Any, *, severity: int = 5, seed: int = 0) -> None:
+        images = open_images(images)
         check_number(severity, "[1, 5]", by="CorruptedCopies", what="severity", whole=True, hint="5 is the strongest.")
         self.levels = [Corrupted(images, kind, severity, seed=seed) for kind in STAND_INS]
         ids = [f"{kind}-{severity}/{name}" for kind in STAND_INS for name in images.ids]
@@ -208,6 +210,15 @@ class CorruptedCopies(View):
 
     def _level(self, index: int) -> Corrupted:
         return self.levels[index // len(self.images)]
+
+
+def is_corrupted_copy(name: str) -> bool:
+    """Whether an id is that of a copy: the corruption, its severity, and the id of the image.
+
+    >>> is_corrupted_copy("blur-5/000000"), is_corrupted_copy("cats/000000")
+    (True, False)
+    """
+    return re.fullmatch(r"[^/]+-\d+/.+", name, re.DOTALL) is not None
 
 
 def _level(levels: tuple[float, ...], severity: int) -> float:

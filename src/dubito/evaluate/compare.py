@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple, final
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dubito.data.corruptions import is_corrupted_copy
 from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import (
     SHARED_WITH_OOD,
@@ -35,7 +36,7 @@ from dubito.evaluate.evaluate import (
     USUAL_KEY,
     USUAL_TITLE,
     ErrorsAtCoverage,
-    check_fitted_scores,
+    check_any_scores,
     coverage_facts,
     errors_at_coverage,
     has_both,
@@ -44,8 +45,7 @@ from dubito.metrics import GapToBest, RankedScore, aurc, auroc, join_ood, rank_s
 from dubito.metrics.bootstrap import FEWEST
 from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
-from dubito.scores.available import AvailableScores, available_scores, why_not_comparable
-from dubito.scores.registry import by_name
+from dubito.scores.available import AvailableScores, available_scores, requested_scores, why_not_comparable
 from dubito.table import Table
 from dubito.types import Json, Score
 from dubito.validate import check_bootstrap, check_choice, check_rows, check_same_model, has_model_labels, warn_shared
@@ -94,9 +94,9 @@ def compare(
         train: Other in-distribution images, for scores that learn. Without it they are left out.
         corrupted: Corrupted copies of the table's images, by `dubito.data.CorruptedCopies`. They decide `ood_choice` of
             the result: the score to use where there are no OOD images yet.
-        scores: Fitted scores by name or in a list, or names of scores that do not learn. Default: every registered
-            score that the columns allow, and the head that ships for this very model, if there is one. Heads of your
-            own are compared if you pass them.
+        scores: Scores by name or in a list, or names of registered ones. A copy of those that learn and are not fitted
+            is fitted on `train`. Default: every registered score that the columns allow, and the head that ships for
+            this very model, if there is one. Heads of your own are compared if you pass them.
         confidence: Probability that the true best is among the scores whose gap to the best may be zero.
         resamples: Number of resamples of the paired bootstrap.
         seed: Seed of the bootstrap.
@@ -111,8 +111,8 @@ def compare(
     if scores is None:
         chosen = available_scores(table, train)
     else:
-        chosen = AvailableScores(by_name(scores, by="compare", arrays=False))
-        check_fitted_scores(chosen.scores, by="compare")
+        chosen = requested_scores(scores, table, train, by="compare")
+        check_any_scores(chosen.scores, by="compare")
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
@@ -387,6 +387,13 @@ def _checked_tables(table: Table, train: Any, ood: Any, corrupted: Table | None)
         check_rows(corrupted, by="compare", what="corrupted")
         if CORRUPTED in dict(pairs):
             raise TableError(f"compare: with corrupted=, no ood table may be called '{CORRUPTED}'. Rename it.")
+        other = next((name for name in corrupted.row_ids() if not is_corrupted_copy(name)), None)
+        if other is not None:
+            raise TableError(
+                f"compare: corrupted must be a table of corrupted copies, with ids such as 'blur-5/000000'; "
+                f"{corrupted.name} has '{other}'. Extract dubito.data.CorruptedCopies(images), or pass other OOD "
+                f"images as ood."
+            )
         others[CORRUPTED] = corrupted
         pairs.append((CORRUPTED, corrupted))
     check_same_model(table, others, by="compare")

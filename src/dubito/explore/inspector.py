@@ -295,7 +295,7 @@ class Inspector:
 
     def _checked(self, model: Classifier) -> Classifier:
         provenance = self.collection.table.provenance
-        if provenance is not None and (reason := provenance.difference(model_identity(model))):
+        if provenance and provenance.names_model and (reason := provenance.difference(model_identity(model))):
             raise ModelError(
                 f"explore: {model.name} is not the model that made {self.collection.table.name}: {reason}. Open the "
                 f"explorer with that model."

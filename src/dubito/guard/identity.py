@@ -72,7 +72,7 @@ def check_table_of(guard: "Guard", table: Table) -> None:
         reason = f"it has {classes} classes, not {other[0]}"
     elif any(one.label >= classes for one in guard.missed):
         reason = f"it has {classes} classes, and not class {max(one.label for one in guard.missed)}"
-    elif guard.provenance and table.provenance:
+    elif guard.provenance and table.provenance and guard.provenance.names_model and table.provenance.names_model:
         reason = guard.provenance.difference(table.provenance)
     if reason:
         raise TableError(

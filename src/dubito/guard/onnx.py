@@ -235,8 +235,8 @@ Written = Callable[[Tensor, Tensor], Tensor]
 
 def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
     """A score as tensor operations; its own networks become parts of the module that is exported."""
-    if isinstance(score, scores.Temperature) and isinstance(score.score_of, tuple(_OF_LOGITS)):
-        inner, scale = as_graph(name, score.score_of, owner), score.temperature_
+    if isinstance(score, scores.Temperature) and isinstance(score.inner, tuple(_OF_LOGITS)):
+        inner, scale = as_graph(name, score.inner, owner), score.temperature_
         return lambda z, logits: inner(z, logits.double() / scale)
     if isinstance(score, scores.UncertaintyHead):
         head = copy.deepcopy(score.module)

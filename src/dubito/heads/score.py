@@ -155,9 +155,9 @@ class UncertaintyHead(Score):
 
     def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
-        if table.provenance is None:
+        if table.provenance is None or not table.provenance.names_model:
             return
-        if self.provenance_ is None:
+        if self.provenance_ is None or not self.provenance_.names_model:
             warnings.warn(
                 f"head.score: the head does not record its model, so whether it fits {table.name}, made by "
                 f"{table.provenance.model or 'a model without a name'}, cannot be checked.",

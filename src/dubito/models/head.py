@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from dubito.choices import nearest
 from dubito.errors import ModelError
 from dubito.models.frozen import frozen
+from dubito.table import form_of
 
 Output = Literal["logits", "probabilities", "log_probabilities", "features"]
 Role = Literal["linear", "conv", "pool", "token"]
@@ -432,11 +433,10 @@ def _explain(calls: list[Call], outputs: Tensor, head: Tensor | None, output: Ou
 def _hint(logits: Tensor, outputs: Tensor) -> str:
     if _agrees(logits, outputs, "logits"):
         return ' It returns logits: pass output="logits".'
-    if bool(outputs.min() >= 0) and bool((outputs.sum(-1) - 1).abs().max() < 1e-3):
+    form = form_of(outputs.cpu())
+    if form == "probabilities":
         return ' Its rows sum to one: if it ends in a softmax, pass output="probabilities".'
-    if bool((outputs.exp().sum(-1) - 1).abs().max() < 1e-3):
-        return ' It looks like log_softmax: pass output="log_probabilities".'
-    return ""
+    return ' It looks like log_softmax: pass output="log_probabilities".' if form else ""
 
 
 def named_weight(module: nn.Module, head: str) -> Tensor:

@@ -88,11 +88,11 @@ def open_variant(name: str, root: str | Path) -> FileImages:
     images = open_folder(folder)
     names = [path.partition("/")[0] for path in images.ids]  # one class alone has a folder, too
     known = {str(number): number for number in range(_CLASSES)} if name == "imagenet-v2" else _wordnet_ids()
-    wanted = set(classes_of_variant(name))
-    if strange := sorted({one for one in names if known.get(one) not in wanted}):
+    classes = set(classes_of_variant(name))
+    if others := sorted({one for one in names if known.get(one) not in classes}):
         example = "'0' to '999'" if name == "imagenet-v2" else "WordNet ids such as n01498041"
         raise ImagesError(
-            f"{name}: '{folder}' must hold one folder for each of its classes, {example}; got {some(strange)}. Pass "
+            f"{name}: '{folder}' must hold one folder for each of its classes, {example}; got {some(others)}. Pass "
             f"the folder that has them."
         )
     return FileImages(

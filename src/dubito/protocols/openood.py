@@ -40,13 +40,12 @@ from torch import Tensor
 from dubito.cache import extract
 from dubito.data.files import FileImages
 from dubito.data.image_set import some
-from dubito.errors import DubitoError, ImagesError, NotFittedError, TableError
-from dubito.evaluate.evaluate import check_fitted_scores
+from dubito.errors import DubitoError, ImagesError, TableError
+from dubito.evaluate.evaluate import check_any_scores
 from dubito.metrics import auroc, fpr_at_tpr, join_ood, wrong_predictions
 from dubito.models.load import as_classifier
 from dubito.result import Axes, Result, axes
-from dubito.scores.available import AvailableScores, available_scores
-from dubito.scores.registry import by_name
+from dubito.scores.available import AvailableScores, available_scores, requested_scores
 from dubito.storage import Place, to_place
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
@@ -406,18 +405,9 @@ def _ready_scores(scores: Any, test: Table, train: Table | None) -> AvailableSco
     """The scores, fitted: all that the columns allow, or those that were passed or named."""
     if scores is None:
         return available_scores(test, train)
-    ready = AvailableScores()
-    for name, score in by_name(scores, by="openood", arrays=False).items():
-        if isinstance(score, Score) and not score.is_fitted:
-            if train is None:
-                raise NotFittedError(
-                    f"openood: {name} learns from {', '.join(score.learns_from)}. Pass it fitted, or something "
-                    f"to learn from: a table, or how many of OpenOOD's training images, such as train=50_000."
-                )
-            score.fit(train)
-            ready.fit_seconds[name] = 0.0
-        ready.scores[name] = score
-    check_fitted_scores(ready.scores, by="openood")
+    repair = "pass a table, or how many of OpenOOD's training images, such as train=50_000; or a fitted score"
+    ready = requested_scores(scores, test, train, by="openood", repair=repair)
+    check_any_scores(ready.scores, by="openood")
     return ready
 
 

@@ -14,6 +14,7 @@ One policy for `compare`, `Guard.fit` and the command line:
 Where one score is needed and none is named, `default_score` has it.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -25,7 +26,7 @@ from dubito.heads.shelf import entry_for
 from dubito.scores._last_layer import sharing
 from dubito.scores.density import QUICK, Density, default_density, describe_density
 from dubito.scores.neighbours import Neighbours, neighbours_among
-from dubito.scores.registry import SCORES, make_score
+from dubito.scores.registry import SCORES, by_name, make_score
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table, ensembles_in, settings_difference, writer_of
 from dubito.types import Score
@@ -99,6 +100,41 @@ def available_scores(
                     raise
                 available.left_out[shown] = str(error)
     return available
+
+
+@sharing()
+def requested_scores(
+    scores: object,
+    table: Table,
+    train: Table | None,
+    *,
+    by: str,
+    repair: str = "pass train=..., other in-distribution images, or a fitted score",
+) -> AvailableScores:
+    """The scores that a user passes or names, ready to score a table; where one must learn, a copy is fitted.
+
+    Args:
+        scores: Scores or names of registered ones: a single one, several, or a mapping from names of the user's.
+        table: The table to score.
+        train: In-distribution images to fit on.
+        by: The function that the user called.
+        repair: How to pass images to fit on, for errors.
+
+    >>> table = Table(feature=[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]] * 4, logit=[[1.0, 0.0]] * 12)
+    >>> list(requested_scores(["neighbours", "entropy"], table, train=table, by="compare").fit_seconds)
+    ['neighbours']
+    """
+    requested = AvailableScores(by_name(scores, by=by, arrays=False))
+    for name, score in requested.scores.items():
+        score.check_columns(table)
+        if score.is_fitted:
+            continue
+        if train is None:
+            raise NotFittedError(f"{by}: {name} learns from {', '.join(score.learns_from)}: {repair}.")
+        start = perf_counter()
+        requested.scores[name] = copy.deepcopy(score).fit(train)
+        requested.fit_seconds[name] = perf_counter() - start
+    return requested
 
 
 def default_score(table: Table, of_logits: Score | None = None) -> tuple[Score, str]:

@@ -17,7 +17,8 @@ The logits are linear in theta, so S is exact: with A = U diag(a) U^T and B = V 
 
 and 1/2 tr(F S) is the mutual information of the label and theta to second order, in closed form; Kirsch and Gal 2022
 (arXiv 2208.00549) give the same form. It does not depend on what all logits share, where only the prior decides. The
-variance of the logits alone is no measure of doubt: it grows with the length of x, which is largest for certain images.
+variance of the logits alone is no measure of uncertainty: it grows with the length of x, which is largest for certain
+images.
 
 By default tau maximises the evidence at the fixed theta*, log p(D | tau) = const + 1/2 (P log tau - tau |theta*|^2 -
 log det H). Its slope in log tau, 1/2 (gamma - tau |theta*|^2) with gamma = sum h / (h + tau) over the eigenvalues h of

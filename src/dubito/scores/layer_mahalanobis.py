@@ -3,7 +3,7 @@
     u_l(x) = min_c (z'_l - mu_lc)^T Sigma_l^-1 (z'_l - mu_lc),   z'_l as in `mahalanobis_pp.py`, of layer l
     u(x)   = sum_l (u_l(x) - m_l) / s_l,     combine="max": the largest of these
 
-Lee et al. 2018, section 2.2: OOD images that look like a class to the last layer may be strange to an earlier one. They
+Lee et al. 2018, section 2.2: OOD images near a class at the last layer may be far from all at an earlier one. They
 weigh layers by a logistic regression on OOD images, and perturb inputs; neither is done here. m_l and s_l are the mean
 and the standard deviation of u_l on a fifth of the rows, which the Gaussians have not seen: in-distribution images
 alone put the layers on one scale. The sum is the default, because noise of single layers averages out.

@@ -10,9 +10,9 @@ lengths in fit: one factor for all rows, which changes no order, but keeps featu
 `regularisation` is stated. z' = 0 where z = 0, which is refused in fit, as it has no direction.
 
 power="choose" takes the power with the smallest area under the risk-coverage curve on a fifth of the rows, held out:
-the risk is that the nearest class is not the label, the coverage that of small u. So it asks of in-distribution rows
-what u is for, to be larger where the Gaussians err; of equal powers it takes the largest. The likelihood of held-out
-rows, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - log ||z||) + log(1 - power), cannot
+the risk is that the nearest class is not the label, the coverage that of small u. So it measures on in-distribution
+rows what u is for, to be larger where the Gaussians err; of equal powers it takes the largest. The likelihood of rows
+held out, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - log ||z||) + log(1 - power), cannot
 choose among all powers: it is minus infinity at power 1, whatever the data, as lengths are lost there.
 """
 

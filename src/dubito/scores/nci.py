@@ -4,7 +4,7 @@
 
 Liu and Qin 2025: features of trained networks collapse onto the weights of their classes, and those of OOD images lie
 near the origin. As logits are linear in features, w_y . (z - mu) = logit_y - mean logit_y: the means of features and
-logits in fit are all that there is to learn, and the last layer need not be known.
+logits in fit are all that there is to learn. Fit checks that they are linear (`_last_layer.py`).
 
 alpha sets how much the length counts. OpenOOD chooses it on OOD images, from 0.0001 to 0.01. Here nothing is known of
 these, so by default alpha makes both terms vary alike on the images of fit: it is the ratio of their standard
@@ -20,9 +20,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.scores._features import ScoreOfFeatures, mean_feature
+from dubito.scores._last_layer import recovered
 from dubito.table import Table
 from dubito.types import finite_batches
-from dubito.validate import check_number, check_rows
+from dubito.validate import check_number
 
 _NEAREST = 1e-8
 """A feature that is the mean itself counts as so far away from it."""
@@ -78,6 +79,7 @@ class NCI(ScoreOfFeatures):
     learns_from = ("feature", "logit")
     learned = ("mean_", "mean_logit_", "alpha_")
     ood_only = True
+    reads_size = True
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
@@ -86,7 +88,7 @@ class NCI(ScoreOfFeatures):
     def learn(self, table: Table) -> None:
         """The two means, and the ratio of deviations."""
         by = "nci.fit"
-        check_rows(table, by=by)
+        recovered(table, by=by).check_linear(table.name, by=by, repair="or use a score of logits alone, such as gen")
         mean, total = mean_feature(table, by=by), torch.zeros((), dtype=torch.float64)
         for batch in finite_batches(table.batches("logit"), table.name, by=by):
             total = total + batch.logit.sum(0, dtype=torch.float64)

@@ -5,7 +5,7 @@
     u(x) = -g(x) e(x)
 
 Park, Jung & Teoh 2023 (NNGuide). A product is of use only where both factors are positive: of two negative ones it
-would call the strangest image the most familiar. So:
+would rank the image farthest from the in-distribution ones as the most certain. So:
 
 - A sum of exponentials changes with a constant that is added to all logits of a row, and the softmax does not. Where
   an image of the bank has an energy of zero or less, energies are those of logits less their mean over the classes,

@@ -169,6 +169,7 @@ class MaxLogit(ScoreOfLogits):
 
     name = "max_logit"
     kind = "epistemic"
+    reads_size = True
     of_logits = staticmethod(max_logit)
 
 
@@ -185,6 +186,7 @@ class Energy(ScoreOfSoftmax):
 
     name = "energy"
     kind = "epistemic"
+    reads_size = True
     fewest_classes = 1
 
     def __post_init__(self) -> None:

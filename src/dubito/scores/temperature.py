@@ -1,4 +1,4 @@
-"""Temperature scaling: one number T, fitted on labels, that makes the softmax honest; any softmax score on top of it.
+"""Temperature scaling: one number T, fitted on labels, that calibrates the softmax; any softmax score on top of it.
 
     T = argmin_T  mean_i  -log softmax(logits_i / T)[label_i]          (Guo et al. 2017)
 
@@ -11,7 +11,7 @@ Newton step kept inside a shrinking bracket finds the minimum; the table is stre
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import final
+from typing import cast, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,7 +21,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
 from dubito.scores.information import ScoreOfMembers, member_batches
 from dubito.scores.softmax import MaxProbability
-from dubito.table import Table
+from dubito.table import Table, check_size_of_logits
 from dubito.types import Score
 from dubito.validate import check_model_labels
 
@@ -59,12 +59,12 @@ class Temperature(Score):
     """A softmax score, or one of an ensemble, of temperature-scaled logits.
 
     Attributes:
-        score_of: The score that is computed from logits / T; of an ensemble, from its members' logits / T, which the
-            column `NAME_logit` must have (keep="logits").
+        score_of: The score that is computed from logits / T, or its name; of an ensemble, from its members' logits / T,
+            which the column `NAME_logit` must have (keep="logits").
         temperature_: T, once fitted; above one when the model is over-confident.
     """
 
-    score_of: Score = field(default_factory=MaxProbability)
+    score_of: Score | str = field(default_factory=MaxProbability)
 
     name = "temperature"
     kind: Kind = field(default="total", init=False, repr=False)
@@ -73,6 +73,10 @@ class Temperature(Score):
     learned = ("temperature_",)
 
     def __post_init__(self) -> None:
+        if isinstance(self.score_of, str):
+            from dubito.scores.registry import make_score  # noqa: PLC0415 (it imports this module)
+
+            self.score_of = make_score(self.score_of)
         inner = self.score_of
         if isinstance(inner, ScoreOfMembers):
             self.needs = (inner.logits,)
@@ -82,12 +86,23 @@ class Temperature(Score):
                 f"{', '.join(inner.needs)} and learns {', '.join(inner.learned) or 'nothing'}. "
                 f"Use one of the softmax family; of weighted members, over='input'."
             )
-        self.kind = self.score_of.kind
+        self.kind = inner.kind
+
+    @property
+    def inner(self) -> Score:
+        """The score that is computed from logits / T."""
+        return cast("Score", self.score_of)
 
     @property
     def family(self) -> str | None:
         """That of the inner score."""
-        return self.score_of.family
+        return self.inner.family
+
+    def check_columns(self, table: Table) -> None:
+        """Raise what the inner score would of the model's own logits."""
+        super().check_columns(table)
+        if self.inner.reads_size:
+            check_size_of_logits(table, by=f"{self.name}.score")
 
     def learn(self, table: Table) -> None:
         """Fit T on the labels."""
@@ -103,7 +118,7 @@ class Temperature(Score):
         """The inner score at logits / T."""
         if isinstance(self.score_of, ScoreOfMembers):
             return self.score_of.of_logits(batch, self.temperature_)
-        return self.score_of.score_batch(batch.extended(logit=batch.logit.double() / self.temperature_))
+        return self.inner.score_batch(batch.extended(logit=batch.logit.double() / self.temperature_))
 
 
 def _derivatives(table: Table, b: float) -> tuple[float, float]:

@@ -62,6 +62,7 @@ class ViM(ScoreOfFeatures):
     learns_from = ("feature", "logit")
     learned = ("origin_", "residual_", "alpha_")
     ood_only = True
+    reads_size = True
 
     def __post_init__(self) -> None:
         if self.dimension is not None:

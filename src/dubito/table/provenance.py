@@ -25,7 +25,7 @@ CARRIED = (*MODEL_PARTS, "tensors", "operations", "checkpoint")
 @final
 @dataclass(frozen=True)
 class Provenance:
-    """Where columns come from. Unknown parts are None; a table made from arrays has no provenance at all.
+    """Where columns come from. Unknown parts are None; of a table made from arrays, at most the calibration is known.
 
     Attributes:
         model: The model's name, for people.
@@ -67,6 +67,11 @@ class Provenance:
     def model_parts(self) -> dict[str, Any]:
         """What is recorded of the model, part by part; None for what is not known."""
         return {part: getattr(self, part) for part in CARRIED}
+
+    @property
+    def names_model(self) -> bool:
+        """Whether anything is recorded of the model; nothing is of arrays, even if they were calibrated."""
+        return bool(self.members) or any(value is not None for value in self.model_parts.values())
 
     def with_model(self, model: "Provenance") -> "Provenance":
         """The same record, with every part of the model that the other record knows taken from there."""
@@ -155,7 +160,7 @@ def check_provenance(
 ) -> None:
     """Raise unless two things come from the same model with the same transform (`difference`), as far as that is known.
 
-    Where logits are compared, they must be calibrated alike, too.
+    Where logits are compared, they must be calibrated alike, too; arrays without a record count as not calibrated.
 
     Args:
         one: Who made the first.
@@ -165,9 +170,9 @@ def check_provenance(
         error: What to raise.
         logits: Whether their logits are compared, and not features alone.
     """
-    if one is None or other is None or None in (one.model_id, other.model_id):
-        return
-    if reason := one.difference(other):
+    one, other = one or Provenance(), other or Provenance()
+    known = None not in (one.model_id, other.model_id)
+    if known and (reason := one.difference(other)):
         names = f" ({one.model}, not {other.model})" if one.model and other.model and one.model != other.model else ""
         raise error(
             f"{by}: {of} must come from one model with one transform; the first comes from another{names}: {reason}. "

@@ -49,7 +49,8 @@ class Table:
         label_space: "model" if labels are indices into the logits, "own" if they belong to another set of classes.
         label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
-        provenance: Who made the columns: model, task loss and settings of probes; None for arrays from elsewhere.
+        provenance: Who made the columns: model, task loss and settings of probes; None for arrays from
+            elsewhere, of which at most the calibration is known.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -171,11 +172,20 @@ class Table:
         """Raise MissingColumnError unless every column is there."""
         for column in columns:
             if column not in self._columns:
-                writer = writer_of(column)
                 raise MissingColumnError(
                     f"{by} needs column '{column}'; {self.name} has {', '.join(self._columns) or 'no columns'}. "
-                    + (f"It is written by {writer}." if writer else "Run the probe that writes it.")
+                    + self._repair(column)
                 )
+
+    def _repair(self, missing: str) -> str:
+        """How to get a missing column: by its own name, as an array, or from the probe that writes it."""
+        alike = [one for one in self._columns if one not in _AXES and one.removesuffix("s") == missing]
+        if alike:
+            return f"Did you mean '{alike[0]}'? Pass it as {missing}=... to dubito.Table."
+        writer = writer_of(missing)
+        by_probe = f"It is written by {writer}." if writer else "Run the probe that writes it."
+        arrays = self.provenance is None and missing in _AXES
+        return f"Pass {missing}=... to dubito.Table. {by_probe}" if arrays else by_probe
 
     def select(self, *columns: str) -> "Table":
         """The same rows with fewer columns."""
@@ -306,9 +316,11 @@ def _check_shapes(columns: dict[str, Column], name: str) -> None:
     for key, column in columns.items():
         axes = _AXES.get(key, max(1, len(column.shape)))
         if len(column.shape) != axes:
+            one_hot = key == "label" and len(column.shape) == 2 and column.shape[1] > 1
             raise TableError(
-                f"column '{key}' of {name} must have {axes} axes; got one of shape {tuple(column.shape)}. "
-                f"Reshape it to {'(n,)' if axes == 1 else '(n, width)'}."
+                f"column '{key}' of {name} must have {'one axis' if axes == 1 else f'{axes} axes'}; got shape "
+                f"{tuple(column.shape)}. Reshape it to {'(n,)' if axes == 1 else '(n, width)'}."
+                + (" For one-hot labels, pass label.argmax(1)." if one_hot else "")
             )
     lengths = {key: column.shape[0] for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
