@@ -114,3 +114,13 @@ def write_votes(folder: Path, depth: int, *, data: Path, images: Path) -> None:
     }
     for name, values in columns.items():
         np.save(folder / f"{name}.npy", values)
+
+
+def write_photos(folder: Path, *, data: Path) -> None:
+    """2,000 photographs of ImageNet's validation images by EfficientNet-Lite0: logits and labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = data / "imagenet_val_dev2000"
+    images = dubito.open_images(source / "images256.zip", source / "labels.csv")
+    table = dubito.extract("pypi:efficientnet_lite0", images, folder / "cache", label_space="model")
+    np.save(folder / "train_logit.npy", table.whole("logit").float().numpy())
+    np.save(folder / "noisy_label.npy", table.label.numpy())

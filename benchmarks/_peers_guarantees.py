@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from _peers_data import Columns
 from _peers_row import Contender, Row, Side, nothing
 
+import dubito
+from dubito.errors import GuardError
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.set_scores import FREE_RANKS, PENALTY
 
@@ -20,8 +22,13 @@ COVERAGE = 0.9
 CONFIDENCE = 0.95
 ALLOWED = 1 - CONFIDENCE
 """The share of draws in which a guarantee may be broken."""
-DRAWS, DRAWN = 2000, 1000
+LARGE_RISK = 0.05
+DRAWS, DRAWN = 500, 1000
 """Calibration sets, and images of each."""
+GRID = np.concatenate([1 - np.logspace(-6, -2, 100), np.linspace(0.98, 0, 99)])
+"""Thresholds that MAPIE tests in sequence."""
+Accepted = Callable[[np.ndarray], np.ndarray]
+"""Which images of the population are accepted, by the rows that a calibration set consists of."""
 
 
 def our_sets(method: str, **settings: Any) -> Side:
@@ -41,8 +48,8 @@ def torchcp_sets(name: str, predictor: str = "SplitPredictor", **settings: Any) 
     def contender(columns: Columns) -> Contender:
         # The package imports graphs and language models, and a loss that needs torchsort, which must be compiled;
         # prediction sets need none of them.
-        if "torchcp" not in sys.modules and (found := importlib.util.find_spec("torchcp")) is not None:
-            sys.modules["torchcp"] = importlib.util.module_from_spec(found)
+        if "torchcp" not in sys.modules and (spec := importlib.util.find_spec("torchcp")) is not None:
+            sys.modules["torchcp"] = importlib.util.module_from_spec(spec)
         sys.modules["torchsort"] = types.SimpleNamespace(soft_rank=None, soft_sort=None)  # type: ignore[assignment]
         from torchcp.classification import predictor as predictors  # noqa: PLC0415
         from torchcp.classification import score as scores  # noqa: PLC0415
@@ -54,6 +61,22 @@ def torchcp_sets(name: str, predictor: str = "SplitPredictor", **settings: Any) 
             lambda: one.calculate_threshold(train, train_label, 1 - COVERAGE),
             lambda: {"inside": one.predict_with_logits(logit), "label": label},
         )
+
+    return contender
+
+
+def uncertainty_sets(name: str, **settings: Any) -> Side:
+    """torch-uncertainty's, without a temperature, as the others."""
+
+    def contender(columns: Columns) -> Contender:
+        from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+        from torch_uncertainty import post_processing  # noqa: PLC0415
+
+        make = getattr(post_processing, f"ConformalCls{name}")
+        one = make(alpha=1 - COVERAGE, model=torch.nn.Identity(), enable_ts=False, **settings)
+        loader = DataLoader(TensorDataset(columns["train_logit"], columns["train_label"]), batch_size=2048)
+        logit, label = columns["logit"], columns["label"]
+        return lambda: one.fit(loader), lambda: {"inside": one(logit) > 0, "label": label}
 
     return contender
 
@@ -73,7 +96,7 @@ def mapie_sets(name: str) -> Side:
                 self.classes_ = np.arange(classes)
 
             def fit(self, x: object, y: object) -> "Softmax":  # noqa: ARG002
-                """It is."""
+                """Nothing is learned."""
                 return self
 
             def __sklearn_is_fitted__(self) -> bool:
@@ -84,7 +107,7 @@ def mapie_sets(name: str) -> Side:
                 return np.asarray(torch.from_numpy(x).double().softmax(1))
 
             def predict(self, x: np.ndarray) -> np.ndarray:
-                """The largest."""
+                """The most likely class."""
                 return np.asarray(x.argmax(axis=1))
 
         train, train_label = columns["train_logit"].numpy(), columns["train_label"].numpy()
@@ -107,7 +130,7 @@ class Draws:
     draws: int = DRAWS
     rows: int = DRAWN
 
-    def measured(self, accepted: Callable[[np.ndarray], np.ndarray], risk: float) -> dict[str, float]:
+    def measured(self, accepted: Accepted, risk: float) -> dict[str, float]:
         """The share of draws with more errors than the risk, and the mean share of images that is accepted."""
         wrong = self.logit.argmax(1) != self.label
         broken, coverage = 0, 0.0
@@ -118,97 +141,155 @@ class Draws:
         return {"violations": broken / self.draws, "kept_coverage": coverage / self.draws}
 
 
-def our_guarantee(risk: float, *, temperature: bool = False) -> Side:
-    """The test behind `Guard.fit`, of max-probabilities; with a temperature, which a tenth of the images fits."""
+def drawn(risk: float, procedure: Callable[[np.ndarray, np.ndarray, float], Accepted]) -> Side:
+    """Violations and coverage of a procedure, which gets the logits and labels of the population, and the risk."""
 
     def contender(columns: Columns) -> Contender:
         logit, label = columns["train_logit"].numpy(), columns["noisy_label"].numpy()
-        p, wrong = abstention.probabilities(logit), logit.argmax(1) != label
-
-        def accepted(rows: np.ndarray) -> np.ndarray:
-            if temperature:
-                return abstention.guarded(logit, label, wrong, rows, risk, CONFIDENCE)
-            return np.asarray(p >= -abstention.ours(-p[rows], wrong[rows], risk, CONFIDENCE))
-
+        accepted = procedure(logit, label, risk)
         return nothing, lambda: Draws(logit, label).measured(accepted, risk)
 
     return contender
 
 
-def mapie_guarantee(risk: float) -> Side:
+def our_threshold(logit: np.ndarray, label: np.ndarray, risk: float) -> Accepted:
+    """The test behind `Guard.fit`, of max-probabilities."""
+    p, wrong = abstention.probabilities(logit), logit.argmax(1) != label
+    return lambda rows: np.asarray(p >= -abstention.ours(-p[rows], wrong[rows], risk, CONFIDENCE))
+
+
+def our_guard(logit: np.ndarray, label: np.ndarray, risk: float) -> Accepted:
+    """`Guard.fit` with its defaults, which decides on the whole population."""
+    table = dubito.Table(logit=torch.from_numpy(logit), label=torch.from_numpy(label))
+
+    def accepted(rows: np.ndarray) -> np.ndarray:
+        calibration = table.rows(torch.from_numpy(rows))
+        try:
+            guard = dubito.Guard.fit(None, calibration, risk=risk, confidence=CONFIDENCE, sets=False)
+        except GuardError:
+            return np.zeros(len(table), dtype=bool)
+        return guard.decide(table).accept.numpy()
+
+    return accepted
+
+
+def mapie_threshold(logit: np.ndarray, label: np.ndarray, risk: float) -> Accepted:
+    """By default: 100 thresholds, with Holm's correction."""
+    return controlled(logit, label, risk)
+
+
+def mapie_sequence(logit: np.ndarray, label: np.ndarray, risk: float) -> Accepted:
+    """From the strictest threshold on, without a correction, on the finer grid."""
+    return controlled(logit, label, risk, fwer_method="fixed_sequence", list_predict_params=GRID)
+
+
+def controlled(logit: np.ndarray, label: np.ndarray, risk: float, **settings: Any) -> Accepted:
     """One risk for all classes: where it does not abstain, the prediction is right."""
-
-    def contender(columns: Columns) -> Contender:
-        from mapie.risk_control import BinaryRisk, MultiClassificationLTTController  # noqa: PLC0415
-
-        logit, label = columns["train_logit"].numpy(), columns["noisy_label"].numpy()
-        p = columns["train_logit"].double().softmax(1).numpy()
-        precision = BinaryRisk(
-            risk_occurrence=lambda label, predicted: predicted.ravel() == label.ravel(),
-            risk_condition=lambda _, predicted: ~np.isnan(predicted.ravel()),
-            higher_is_better=True,
-        )
-
-        def accepted(rows: np.ndarray) -> np.ndarray:
-            one = MultiClassificationLTTController(
-                lambda x: x, [precision], [1 - risk], confidence_level=CONFIDENCE, classes=np.arange(p.shape[1])
-            )
-            one.calibrate(p[rows], label[rows])
-            valid = np.asarray(one.valid_predict_params)
-            return np.asarray(p.max(1) >= (valid.min() if len(valid) else np.inf))
-
-        return nothing, lambda: Draws(logit, label).measured(accepted, risk)
-
-    return contender
+    p = torch.from_numpy(logit).double().softmax(1).numpy()
+    most = p.max(1)
+    return lambda rows: np.asarray(most >= lowest(p[rows], label[rows], risk, **settings))
 
 
-def set_rows() -> list[Row]:
+def lowest(p: np.ndarray, label: np.ndarray, risk: float, **settings: Any) -> float:
+    """MAPIE's lowest valid threshold; infinity where there is none."""
+    from mapie.risk_control import BinaryRisk, MultiClassificationLTTController  # noqa: PLC0415
+
+    right = BinaryRisk(
+        risk_occurrence=lambda label, predicted: predicted.ravel() == label.ravel(),
+        risk_condition=lambda _, predicted: ~np.isnan(predicted.ravel()),
+        higher_is_better=True,
+    )
+    one = MultiClassificationLTTController(
+        lambda x: x, [right], [1 - risk], confidence_level=CONFIDENCE, classes=np.arange(p.shape[1]), **settings
+    )
+    one.calibrate(p, label)
+    valid = np.asarray(one.valid_predict_params)
+    return float(valid.min()) if len(valid) else np.inf
+
+
+def our_large_guard(columns: Columns) -> Contender:
+    """`Guard.fit`, and its decisions about other images."""
+    train, table, label = columns.train("logit", "label"), columns.test("logit"), columns["label"]
+    guards: list[dubito.Guard] = []
+
+    def decided() -> dict[str, float]:
+        return kept(guards[0].decide(table).accept, columns["logit"], label)
+
+    return lambda: guards.append(dubito.Guard.fit(None, train, risk=LARGE_RISK, sets=False)), decided
+
+
+def mapie_large_guard(columns: Columns) -> Contender:
+    """MAPIE in sequence, and its decisions about other images."""
+    train, train_label = columns["train_logit"], columns["train_label"].numpy()
+    logit, label = columns["logit"], columns["label"]
+    thresholds: list[float] = []
+    settings = {"fwer_method": "fixed_sequence", "list_predict_params": GRID}
+
+    def fit() -> None:
+        thresholds.append(lowest(train.double().softmax(1).numpy(), train_label, LARGE_RISK, **settings))
+
+    def decided() -> dict[str, float]:
+        return kept(logit.double().softmax(1).max(1).values >= thresholds[0], logit, label)
+
+    return fit, decided
+
+
+def kept(accept: torch.Tensor, logit: torch.Tensor, label: torch.Tensor) -> dict[str, float]:
+    """The share of images that is accepted, and how many of these are wrong."""
+    wrong = logit.argmax(1) != label
+    return {"kept_coverage": float(accept.double().mean()), "error": float(wrong[accept].double().mean())}
+
+
+def sets_rows() -> Iterator[Row]:
     """Prediction sets of coverage 0.9."""
-    float32 = "from float32 probabilities, the peer's quantile is rounded"
+    rounded = "from float32 probabilities, the peer's quantile is rounded"
     top = "the most likely class of ours scores 0, so that certain images do not raise the quantile"
+    lots = "the peer draws lots at the boundary"
+    quantile = (
+        "the peer interpolates the quantile, without the correction for few images, and adds the most likely class"
+    )
     raps, saps = {"penalty": PENALTY["raps"], "kreg": FREE_RANKS}, {"weight": PENALTY["saps"]}
-    listed = [
-        ("lac", "torchcp", torchcp_sets("LAC"), float32),
-        ("aps", "torchcp", torchcp_sets("APS", randomized=False), top),
-        ("raps", "torchcp", torchcp_sets("RAPS", randomized=False, **raps), top),
+    plain = {"randomized": False}
+    for what, peer, ours, theirs, why in (
+        ("lac", "torchcp", our_sets("lac"), torchcp_sets("LAC"), rounded),
+        ("aps", "torchcp", our_sets("aps"), torchcp_sets("APS", **plain), top),
+        ("raps", "torchcp", our_sets("raps"), torchcp_sets("RAPS", **plain, **raps), top),
         # Without drawing at the boundary, its calibration scores are others.
-        ("saps", "torchcp", torchcp_sets("SAPS", **saps), "the peer draws lots at the boundary"),
-        ("lac", "mapie", mapie_sets("lac"), ""),
-        ("aps", "mapie", mapie_sets("aps"), "MAPIE draws lots at the boundary"),
-        ("raps", "mapie", mapie_sets("raps"), "MAPIE chooses the penalty on a fifth of the images, and draws lots"),
-    ]
-    rows = [
-        Row(f"sets, {name}", peer, our_sets(name), theirs, kind="Prediction sets", why=why)
-        for name, peer, theirs, why in listed
-    ]
-    parts = {
-        "sets, lac of every class": (our_sets("lac", class_wise=True), "ClassConditionalPredictor", float32),
-        "sets, lac of clusters of classes": (
+        ("saps", "torchcp", our_sets("saps"), torchcp_sets("SAPS", **saps), lots),
+        ("lac", "mapie", our_sets("lac"), mapie_sets("lac"), ""),
+        ("aps", "mapie", our_sets("aps"), mapie_sets("aps"), lots),
+        ("raps", "mapie", our_sets("raps"), mapie_sets("raps"), f"it chooses the penalty on a fifth, and {lots}"),
+        ("lac", "torch-uncertainty", our_sets("lac"), uncertainty_sets("THR"), quantile),
+        ("aps", "torch-uncertainty", our_sets("aps"), uncertainty_sets("APS", **plain), top),
+        (
+            "lac of every class",
+            "torchcp",
+            our_sets("lac", class_wise=True),
+            torchcp_sets("LAC", "ClassConditionalPredictor"),
+            rounded,
+        ),
+        (
+            "lac of clusters of classes",
+            "torchcp",
             our_sets("lac", clusters=10),
-            "ClusteredPredictor",
+            torchcp_sets("LAC", "ClusteredPredictor"),
             "the peer chooses how many clusters, and which images make them, by lot",
         ),
-    }
-    return rows + [
-        Row(what, "torchcp", ours, torchcp_sets("LAC", predictor), kind="Prediction sets", why=why)
-        for what, (ours, predictor, why) in parts.items()
-    ]
+    ):
+        yield Row(f"sets, {what}", peer, ours, theirs, kind="Prediction sets", why=why)
 
 
-def guarantee_rows() -> list[Row]:
-    """At three risks, for two networks on CIFAR-10."""
-    why = "MAPIE corrects for 100 fixed thresholds, ours tests the images' own in sequence"
-    return [
-        Row(
-            f"{what}, risk {100 * risk:g} %, ResNet-{depth}",
-            "mapie",
-            our_guarantee(risk, temperature=what == "guard"),
-            mapie_guarantee(risk),
-            columns=f"votes{depth}",
-            kind="Guarantees",
-            why=why,
-        )
-        for depth in (20, 56)
-        for risk in (0.01, 0.05, 0.1)
-        for what in ("accept", "guard")
-    ]
+def guarantee_rows() -> Iterator[Row]:
+    """At three risks, for three networks; and the time of a guard of a thousand classes."""
+    fixed = "MAPIE corrects for 100 fixed thresholds, ours tests the images' own in sequence"
+    tested = "MAPIE tests fixed thresholds, ours the images' own"
+    more = "a guard also selects a score, and compares images with those of its calibration"
+    for columns, network in {"votes20": "ResNet-20", "votes56": "ResNet-56", "photos": "EfficientNet-Lite0"}.items():
+        for risk in (0.01, 0.05, 0.1):
+            ours, guard, place = drawn(risk, our_threshold), drawn(risk, our_guard), f"{100 * risk:g} %, {network}"
+            peers, sequence = drawn(risk, mapie_threshold), drawn(risk, mapie_sequence)
+            shown = {"columns": columns, "kind": "Guarantees"}
+            yield Row(f"threshold, risk {place}", "mapie", ours, peers, why=fixed, **shown)
+            yield Row(f"threshold, risk {place}, sequence", "mapie", ours, sequence, why=tested, **shown)
+            yield Row(f"guard, risk {place}, sequence", "mapie", guard, sequence, why=more, same_work=False, **shown)
+    yield Row("guard of a thousand classes", "mapie", our_large_guard, mapie_large_guard, kind="Guarantees", why=more)

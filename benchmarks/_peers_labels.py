@@ -1,5 +1,6 @@
 """Rows of label issues: cleanlab's confident learning."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ def confident_learning(columns: Columns) -> Contender:
     return nothing, flagged
 
 
-def label_rows() -> list[Row]:
+def label_rows() -> Iterator[Row]:
     """Planted errors in synthetic columns, and real ones in CIFAR-10's test labels."""
     columns = {"1,000 classes": "large", "10 classes": "small"}
     columns |= {f"CIFAR-10H, ResNet-{depth}": f"votes{depth}" for depth in (20, 56)}
-    return [
-        Row(f"label issues, {name}", "cleanlab", label_issues, confident_learning, columns=place, kind="Label issues")
-        for name, place in columns.items()
-    ]
+    for name, place in columns.items():
+        yield Row(
+            f"label issues, {name}", "cleanlab", label_issues, confident_learning, columns=place, kind="Label issues"
+        )

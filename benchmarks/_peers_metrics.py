@@ -89,7 +89,7 @@ def members(columns: Columns, *, members_first: bool) -> torch.Tensor:
 
 
 def our_information(columns: Columns) -> Contender:
-    """With total and aleatoric uncertainty."""
+    """The epistemic part, which ours computes together with the other two."""
     p = members(columns, members_first=True)
 
     def measured() -> np.ndarray:
@@ -99,7 +99,7 @@ def our_information(columns: Columns) -> Contender:
 
 
 def their_information(columns: Columns) -> Contender:
-    """By itself."""
+    """The peer's mutual information."""
     from torch_uncertainty.metrics.classification import MutualInformation  # noqa: PLC0415
 
     p = members(columns, members_first=False)
@@ -128,83 +128,84 @@ def ece_by(function: Callable[..., float]) -> Callable[..., float]:
     return lambda logit, label: function(metrics.confidence(logit), metrics.correct(logit, label))
 
 
-def metric_rows() -> list[Row]:
-    """On a million scores, or on logits."""
-    million = ("million_score", "million_positive")
-    tu, both = "torch-uncertainty", ("logit", "label")
-    per_class = {"num_classes": "classes"}
-    listed = [
-        Row("AUROC", "scikit-learn", figure(metrics.auroc, *million), sklearn_metric("roc_auc_score")),
-        Row("AUROC", "torchmetrics", figure(metrics.auroc, *million), torchmetrics_metric("binary_auroc")),
+_TU = "torch-uncertainty"
+_MILLION, _BOTH = ("million_score", "million_positive"), ("logit", "label")
+_PER_CLASS = {"num_classes": "classes"}
+METRICS = tuple(
+    replace(row, kind="Metrics")
+    for row in (
+        Row("AUROC", "scikit-learn", figure(metrics.auroc, *_MILLION), sklearn_metric("roc_auc_score")),
+        Row("AUROC", "torchmetrics", figure(metrics.auroc, *_MILLION), torchmetrics_metric("binary_auroc")),
         Row(
             "average precision",
             "scikit-learn",
-            figure(metrics.average_precision, *million),
+            figure(metrics.average_precision, *_MILLION),
             sklearn_metric("average_precision_score"),
         ),
         Row(
             "average precision",
             "torchmetrics",
-            figure(metrics.average_precision, *million),
+            figure(metrics.average_precision, *_MILLION),
             torchmetrics_metric("binary_average_precision"),
         ),
         Row(
             "FPR at 95 % TPR",
-            tu,
-            figure(metrics.fpr_at_tpr, *million),
-            uncertainty_metric("FPR95", *million, pos_label=1),
+            _TU,
+            figure(metrics.fpr_at_tpr, *_MILLION),
+            uncertainty_metric("FPR95", *_MILLION, pos_label=1),
             why="the peer takes the threshold whose TPR is nearest to 95 %, ours the first that reaches it",
         ),
         Row(
             "AURC",
-            tu,
+            _TU,
             curve(metrics.aurc),
-            uncertainty_metric("AURC", *both, softmax=True),
+            uncertainty_metric("AURC", *_BOTH, softmax=True),
             why="the peer integrates by trapezoids, and leaves tied rows in the order that they happen to have",
         ),
         Row(
             "AUGRC",
-            tu,
+            _TU,
             curve(metrics.augrc),
-            uncertainty_metric("AUGRC", *both, softmax=True),
+            uncertainty_metric("AUGRC", *_BOTH, softmax=True),
             why="the peer starts its trapezoids at the first row, and leaves tied rows in the order that they have",
         ),
-        Row("mutual information of ten members", tu, our_information, their_information, share=0.1),
+        Row("mutual information of ten members", _TU, our_information, their_information, share=0.1),
         Row(
             "ECE",
             "torchmetrics",
-            figure(ece_by(metrics.ece), *both),
+            figure(ece_by(metrics.ece), *_BOTH),
             torchmetrics_ece,
             why="the peer adds up one row after the other in float32",
         ),
         Row(
             "adaptive ECE",
-            tu,
-            figure(ece_by(metrics.adaptive_ece), *both),
+            _TU,
+            figure(ece_by(metrics.adaptive_ece), *_BOTH),
             uncertainty_metric(
-                "AdaptiveCalibrationError", *both, softmax=True, task="multiclass", num_bins=15, **per_class
+                "AdaptiveCalibrationError", *_BOTH, softmax=True, task="multiclass", num_bins=15, **_PER_CLASS
             ),
             why="the peer leaves tied rows in the order that they happen to have",
         ),
         Row(
             "class-wise ECE",
-            tu,
-            figure(metrics.class_wise_ece, *both),
-            uncertainty_metric("ClasswiseCalibrationError", *both, softmax=True, **per_class),
+            _TU,
+            figure(metrics.class_wise_ece, *_BOTH),
+            uncertainty_metric("ClasswiseCalibrationError", *_BOTH, softmax=True, **_PER_CLASS),
         ),
         Row(
             "smooth ECE",
-            tu,
-            figure(ece_by(metrics.smooth_ece), *both),
-            uncertainty_metric("SmoothCalibrationError", *both, softmax=True, kernel_type="reflected"),
+            _TU,
+            figure(ece_by(metrics.smooth_ece), *_BOTH),
+            uncertainty_metric("SmoothCalibrationError", *_BOTH, softmax=True, kernel_type="reflected"),
             why="the peer smooths on another grid, and divides by a density with 0.0001 added",
         ),
         Row(
             "Brier",
-            tu,
-            figure(metrics.brier, *both),
-            uncertainty_metric("BrierScore", *both, softmax=True, **per_class),
+            _TU,
+            figure(metrics.brier, *_BOTH),
+            uncertainty_metric("BrierScore", *_BOTH, softmax=True, **_PER_CLASS),
         ),
-        Row("NLL", tu, figure(metrics.nll, *both), uncertainty_metric("CategoricalNLL", *both, softmax=True)),
-    ]
-    return [replace(row, kind="Metrics") for row in listed]
+        Row("NLL", _TU, figure(metrics.nll, *_BOTH), uncertainty_metric("CategoricalNLL", *_BOTH, softmax=True)),
+    )
+)
+"""On a million scores, or on logits."""

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from _peers_guarantees import ALLOWED, DRAWN, DRAWS
+from _peers_guarantees import ALLOWED, DRAWN, DRAWS, GRID
+
+MEMORY = 50
+"""Megabytes; rows in which ours needs less are not listed as larger."""
 
 HEAD = (
     "what",
@@ -30,7 +33,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     both = ("ours", "theirs")
     sides = [f"{row[side]['fit']:.3g} + {row[side]['score']:.3g} s" if side in row else "failed" for side in both]
     memory = ", ".join(f"{row[side]['megabytes']:.0f}" if side in row else "-" for side in both)
-    ratio = f"{row['ratio']:.2f}" if "ratio" in row else "-"
+    ratio = "-" if "ratio" not in row else f"{row['ratio']:.2f}" if row["same_work"] else f"({row['ratio']:.2f})"
     return [row["what"], row["peer"], row["data"], f"{row['scored']:,}", *sides, ratio, memory, answers(row)]
 
 
@@ -40,6 +43,8 @@ def answers(row: dict[str, Any]) -> str:
         return "-"
     gap = row["answers"]
     text = gap["verdict"]
+    if "max_relative" in gap and text == "equal":
+        text += f" (to {gap['max_relative']:.0e})" if gap["max_relative"] else " (to the last digit)"
     if "rank_correlation" in gap and text != "equal":
         text += f" (rank correlation {gap['rank_correlation']:.5f}, largest difference {gap['max_absolute']:.2g})"
     elif text != "equal":
@@ -76,9 +81,10 @@ def page(summary: dict[str, Any]) -> str:
     """The page of the documentation."""
     rows = summary["rows"]
     kinds = dict.fromkeys(row["kind"] for row in rows)
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    ratios = [row["ratio"] for row in rows if "ratio" in row and row["same_work"]]
     slower = [
-        f"- **{row['name']}**: dubito takes {row['ratio']:.2f} times as long."
+        f"- **{row['name']}**: dubito takes {row['ratio']:.2f} times as long"
+        + (f", but {row['why']}." if not row["same_work"] else ".")
         for row in rows
         if row.get("ratio", 0) > 1
     ]
@@ -86,7 +92,7 @@ def page(summary: dict[str, Any]) -> str:
         f"- **{row['name']}**: the peer needs {row['theirs']['megabytes']:.0f} MB, dubito "
         f"{row['ours']['megabytes']:.0f} MB."
         for row in rows
-        if row.get("memory_ratio", 0) > 1 and row["ours"]["megabytes"] > 50
+        if row.get("memory_ratio", 0) > 1 and row["ours"]["megabytes"] > MEMORY
     ]
     worse = [f"- **{row['name']}**: {name}{shown(row, name)}." for row in rows for name in row.get("worse", [])]
     failed = [f"- {row['name']}, {side}: {text}" for row in rows for side, text in row["failed"].items()]
@@ -102,8 +108,10 @@ def page(summary: dict[str, Any]) -> str:
         ),
         better="\n".join(slower + larger + worse) or "In no row of this run.",
         draws=f"{DRAWS:,}",
+        grid=len(GRID),
         drawn=f"{DRAWN:,}",
         allowed=f"{100 * ALLOWED:g} %",
+        memory=MEMORY,
         failed="\n".join(failed) or "Nothing.",
     )
 
@@ -118,24 +126,33 @@ threads, every run in a process of its own. It is written by `benchmarks/peers.p
 python benchmarks/peers.py --data DIR --images cifar10.npz --docs docs/peers.md
 ```
 
-Measured on {date} with {threads} threads, the best of {repeats} runs or more that take turns: {versions}.
+Measured on {date} with {threads} threads, the best of {repeats} runs that take turns (of one run, if it takes more than
+a minute; of seven, if less than a second): {versions}.
 
 dubito is as fast as the peer or faster in {faster} of {count} rows. A ratio is our seconds over the peer's: below 1,
-dubito is faster. Memory is what the process grows by, beyond the columns and the imported libraries. Columns are
-synthetic, of the size under *data*, with as many images to learn from. Of the images to score, a tenth are
-out-of-distribution; fewer are scored where the peer could not score them all. dubito computes in float64 where the
-order of images depends on it; most peers compute in float32.
+dubito is faster. It stands in brackets, and is not counted, where the two do not do the same work. Memory is what the
+process grows by, beyond the columns and the imported libraries. Columns are synthetic, of the size under *data*, with
+as many images to learn from. Of the images to score, a tenth are out-of-distribution; fewer are scored where all of
+them would take one of the two an hour or more. Answers are *equal* if they differ by a ten-thousandth of the largest at
+most, and how far they do stands beside. dubito computes in float64 where the order of images depends on it; most peers
+compute in float32.
 
 {tables}
 
 ## Where the peer is better
+
+By more than 0.001 in a figure, by any time, or in memory if dubito needs more than {memory} MB:
 
 {better}
 
 In the rows of label issues, read precision together with recall; in those of sets, coverage together with size. A
 guarantee is violated in a draw if more of the accepted images are wrong than the risk allows, which may happen in
 {allowed} of the {draws} draws of {drawn} calibration images each; *kept coverage* is the share of images that is
-accepted, 0 in draws without a threshold. "guard" also fits a temperature to a tenth of every draw, as `Guard.fit` does.
+accepted, 0 in draws without a threshold. MAPIE tests fixed thresholds: by default 100, with a correction for many
+tests; or in *sequence*, from the strictest on, here on a grid of {grid} that is finer near 1, because its coverage is
+higher then. *threshold* is the test behind `Guard.fit` with the same probabilities; *guard* is `Guard.fit`
+itself, which sets a tenth of the images aside, selects and scales a score on them, and compares the images that it
+decides on with those that it was calibrated on.
 
 ## What did not run
 
@@ -146,5 +163,6 @@ accepted, 0 in draws without a threshold. "guard" also fits a temperature to a t
 - Probes, gradients and extraction, which need images: the peers have no cache to start from.
 - Matrix and Dirichlet scaling at 1,000 classes: a million parameters, and hours. `calibrate` leaves them out there.
 - Weighted prediction sets: TorchCP's need the images, and a network of its own that tells two data sets apart.
+- Conformal regression, Bayesian networks, and what trains a network: dubito takes it as it is.
 - Detectors that dubito does not have: ODIN, DICE, OpenMax, SHE, VRA, RankFeat and others of pytorch-ood.
 """

@@ -10,12 +10,9 @@ from _peers_row import Contender, Row, Side, score
 import dubito
 from dubito import metrics
 from dubito.calibration import VennAbers, make_calibration
-from dubito.heads import Recipe
 from dubito.scores import make_score
 
 BOTH = ("feature", "logit")
-ROWS = 100_000
-"""Rows that a head sees while it is trained: five times each, much fewer than by default."""
 _GIGABYTE = 2**28
 """Numbers of float32."""
 
@@ -126,8 +123,8 @@ def losses(columns: Columns) -> dubito.Table:
 
 
 def our_head(columns: Columns) -> Contender:
-    """Trained to rank the losses by the features."""
-    head, train, table = dubito.UncertaintyHead(recipe=Recipe(rows=ROWS)), losses(columns), columns.test("feature")
+    """Trained to rank the losses by the features, with its defaults."""
+    head, train, table = dubito.UncertaintyHead(), losses(columns), columns.test("feature")
     return lambda: head.fit(train), lambda: wrong_auroc(columns, head.score(table).numpy())
 
 
@@ -147,35 +144,31 @@ def their_deup(columns: Columns) -> Contender:
     return lambda: one.fit(loader), lambda: wrong_auroc(columns, one(columns["feature"]).numpy())
 
 
-def posterior_rows() -> list[Row]:
-    """What is fitted to labels or losses."""
-    listed = [
-        Row("temperature", "torch-uncertainty", our_temperature, their_temperature),
-        *(
-            Row(
-                f"{name} scaling",
-                "torch-uncertainty",
-                our_map(name),
-                their_map(f"{name.capitalize()}Scaler"),
-                columns="small",
-                why="the peer stops after 200 steps; ours converges, with a penalty",
-            )
-            for name in ("vector", "matrix", "dirichlet")
-        ),
-        Row(
-            "vector scaling",
-            "torch-uncertainty",
-            our_map("vector"),
-            their_map("VectorScaler"),
-            why="the peer stops after 200 steps; ours converges, with a penalty",
-        ),
+_STEPS = "the peer stops after 200 steps; ours converges, with a penalty"
+_TU = "torch-uncertainty"
+POSTERIORS = tuple(
+    replace(row, kind="Learned from labels")
+    for row in (
+        Row("temperature", _TU, our_temperature, their_temperature),
+        Row("vector scaling", _TU, our_map("vector"), their_map("VectorScaler"), why=_STEPS),
+        Row("vector scaling", _TU, our_map("vector"), their_map("VectorScaler"), columns="small", why=_STEPS),
+        Row("matrix scaling", _TU, our_map("matrix"), their_map("MatrixScaler"), columns="small", why=_STEPS),
+        Row("dirichlet scaling", _TU, our_map("dirichlet"), their_map("DirichletScaler"), columns="small", why=_STEPS),
         Row(
             "isotonic regression of every class",
-            "torch-uncertainty",
+            _TU,
             our_map("class_wise_isotonic"),
             their_map("IsotonicRegressionScaler", by_classes=False),
-            columns="small",
+            columns="medium",
             why="the peer raises probabilities to 1e-6 at least, after they were normalised",
+        ),
+        Row(
+            "histogram",
+            _TU,
+            our_map("histogram"),
+            their_map("HistogramBinningScaler", by_classes=False),
+            columns="medium",
+            why="the peer bins the probabilities of every class, ours the largest",
         ),
         Row("Venn-Abers", "venn-abers", our_venn_abers, their_venn_abers),
         *(
@@ -190,14 +183,16 @@ def posterior_rows() -> list[Row]:
             )
             for columns, share in {"small": 1.0, "medium": 0.02}.items()
         ),
-        Row("DEUP", "torch-uncertainty", our_deup, their_deup, columns="small", why="the peer's inputs are the logits"),
+        Row("DEUP", _TU, our_deup, their_deup, columns="small", why="the peer's inputs are the logits"),
         Row(
             "uncertainty head, and the peer's DEUP",
-            "torch-uncertainty",
+            _TU,
             our_head,
             their_deup,
             columns="small",
-            why="a head ranks losses, DEUP predicts them",
+            why="a head ranks losses, in many more passes; DEUP predicts them",
+            same_work=False,
         ),
-    ]
-    return [replace(row, kind="Learned from labels") for row in listed]
+    )
+)
+"""What is fitted to labels or losses."""

@@ -26,9 +26,10 @@ class Row:
         ours: What dubito does.
         theirs: What the peer does.
         share: Which share of the rows is scored, where the peer could not score them all.
-        columns: Which data: "large", "medium" (100 classes), "small" (10 classes) or "votes20", "votes56".
+        columns: Which data: "large", "medium" (100 classes), "small" (10 classes), "votes20", "votes56" or "photos".
         kind: The heading of its table.
         why: Why answers differ, where they do.
+        same_work: Whether both do the same work, so that their times can be compared.
     """
 
     what: str
@@ -39,10 +40,11 @@ class Row:
     columns: str = "large"
     kind: str = "Scores"
     why: str = ""
+    same_work: bool = True
 
     @property
     def name(self) -> str:
-        """One for each."""
+        """What is computed, by which peer, on which data."""
         return f"{self.what} ({self.peer}{'' if self.columns == 'large' else ', ' + self.columns})"
 
 

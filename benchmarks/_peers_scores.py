@@ -11,7 +11,6 @@ import dubito
 from dubito.scores import make_score
 
 FEATURES, BOTH = ("feature",), ("feature", "logit")
-OOD = "pytorch-ood"
 
 
 def logits_detector(name: str, *, fits: bool = False, **settings: Any) -> Side:
@@ -22,9 +21,9 @@ def logits_detector(name: str, *, fits: bool = False, **settings: Any) -> Side:
 
         one, logit = getattr(detector, name)(None, **settings), columns["logit"]
         if not fits:
-            return nothing, lambda: one.predict_logits(logit).numpy()
+            return nothing, lambda: one.predict_logits(logit).detach().numpy()
         train, label = columns["train_logit"], columns["train_label"]
-        return lambda: one.fit_logits(train, label), lambda: one.predict_logits(logit).numpy()
+        return lambda: one.fit_logits(train, label), lambda: one.predict_logits(logit).detach().numpy()
 
     return contender
 
@@ -115,7 +114,7 @@ def faiss_flat(columns: Columns) -> Contender:
 
 
 def cleanlab_outliers(columns: Columns) -> Contender:
-    """Lower scores are stranger there."""
+    """Its scores are lower for unusual images, so their sign is changed."""
     from cleanlab.outlier import OutOfDistribution  # noqa: PLC0415
 
     one = OutOfDistribution({"k": 10})
@@ -123,99 +122,90 @@ def cleanlab_outliers(columns: Columns) -> Contender:
     return lambda: one.fit(features=train, verbose=False), lambda: -one.score(features=feature)
 
 
-def score_rows() -> list[Row]:
-    """Every score that both have."""
-    logit, wide = ("logit",), {"fits": BOTH}
-    of = features_detector
-    pairs: list[tuple[str, Side, Side, float, str]] = [
-        ("max_probability", score("max_probability", *logit), logits_detector("MaxSoftmax"), 1, ""),
-        (
-            "entropy",
-            score("entropy", *logit),
-            logits_detector("Entropy"),
-            1,
-            "pytorch-ood clips probabilities at 1e-7 in float32, which changes the entropies of confident rows",
-        ),
-        ("energy", score("energy", *logit), logits_detector("EnergyBased"), 1, ""),
-        ("max_logit", score("max_logit", *logit), logits_detector("MaxLogit"), 1, ""),
-        (
-            "gen",
-            score("gen", *logit),
-            logits_detector("GEN", M=100),
-            1,
-            "pytorch-ood takes the mean over the classes instead of the sum, and clips probabilities at 1e-7",
-        ),
-        ("kl_matching", score("kl_matching", *logit, fits=logit), logits_detector("KLMatching", fits=True), 1, ""),
-        (
-            "mahalanobis",
-            score("mahalanobis", *FEATURES, fits=("feature", "label")),
-            of("Mahalanobis"),
-            0.01,
-            "pytorch-ood does not divide the scatter by the number of rows: another scale, the same order",
-        ),
-        (
-            "relative mahalanobis",
-            score("mahalanobis", *FEATURES, fits=("feature", "label"), relative=True),
-            of("RMD"),
-            0.01,
-            "pytorch-ood does not divide the scatters by the number of rows: another scale, the same order",
-        ),
-        (
-            "mahalanobis_pp",
-            score("mahalanobis_pp", *FEATURES, fits=("feature", "label")),
-            of("Mahalanobis", unit=True),
-            0.01,
-            "pytorch-ood does not divide the scatter by the number of rows: another scale, the same order",
-        ),
-        ("neighbours", score("neighbours", *FEATURES, fits=FEATURES, k=50), of("KNN", k=50), 0.1, ""),
-        ("vim", score("vim", *BOTH, **wide), of("ViM"), 1, ""),
-        ("fdbd", score("fdbd", *BOTH, **wide), of("fDBD", head=True), 1, ""),
-        ("nci", score("nci", *BOTH, **wide, alpha=1e-3), of("NCI", head=True, alpha=1e-3), 1, ""),
-        ("react", score("react", *FEATURES, **wide), maps_detector("ReAct", fits=True), 1, ""),
-        ("scale", score("scale", *BOTH, **wide), maps_detector("SCALE", percentile=0.85), 1, ""),
-        ("ash", score("ash", *FEATURES, **wide), maps_detector("ASH", percentile=0.9), 1, ""),
-        (
-            "nnguide",
-            score("nnguide", *BOTH, **wide, bank_size=None),
-            of("NNGuide", head=True),
-            0.1,
-            "where energies are not positive, ours are those of centred logits",
-        ),
-    ]
-    rows = [Row(what, OOD, ours, theirs, share=share, why=why) for what, ours, theirs, share, why in pairs]
-    full = {"covariance": "full", "max_iterations": 0, "regularisation": 1e-6}
-    return [
-        *rows,
-        Row("grad_norm", OOD, score("grad_norm", *BOTH), gradient_detector, share=0.01),
-        Row(
-            "layer_mahalanobis",
-            OOD,
-            our_layers,
-            their_layers,
-            share=0.01,
-            why="ours puts the layers on one scale, by images that the Gaussians have not seen",
-        ),
-        Row(
-            "density",
-            OOD,
-            score("density", *FEATURES, fits=("feature", "label"), **full),
-            of("GMM"),
-            columns="small",
-        ),
-    ]
+def pair(what: str, ours: Side, theirs: Side, share: float = 1, why: str = "", **settings: Any) -> Row:
+    """A row against pytorch-ood."""
+    return Row(what, "pytorch-ood", ours, theirs, share=share, why=why, **settings)
 
 
-def neighbour_rows() -> list[Row]:
-    """The tenth neighbour, exactly."""
-    ours = score("neighbours", *FEATURES, fits=FEATURES, k=10)
-    return [
-        Row("10th neighbour", "faiss-cpu", ours, faiss_flat, share=0.1, why="faiss rounds small distances to zero"),
-        Row(
-            "10 neighbours",
-            "cleanlab",
-            ours,
-            cleanlab_outliers,
-            share=0.1,
-            why="cleanlab averages over the ten neighbours, ours takes the tenth",
-        ),
-    ]
+_LOGIT, _LABELLED, _WIDE = ("logit",), ("feature", "label"), {"fits": BOTH}
+_SCALE = "pytorch-ood does not divide the scatter by the number of rows: another scale, the same order"
+_FULL = {"covariance": "full", "max_iterations": 0, "regularisation": 1e-6}
+SCORES = (
+    pair("max_probability", score("max_probability", *_LOGIT), logits_detector("MaxSoftmax")),
+    pair(
+        "entropy",
+        score("entropy", *_LOGIT),
+        logits_detector("Entropy"),
+        why="pytorch-ood clips probabilities at 1e-7 in float32, which changes the entropies of confident rows",
+    ),
+    pair("energy", score("energy", *_LOGIT), logits_detector("EnergyBased")),
+    pair("max_logit", score("max_logit", *_LOGIT), logits_detector("MaxLogit")),
+    pair(
+        "temperature",
+        score("temperature", *_LOGIT, fits=("logit", "label")),
+        logits_detector("TemperatureScaling", fits=True),
+        why="pytorch-ood stops after 50 small steps, before it has reached the best temperature",
+    ),
+    pair(
+        "gen",
+        score("gen", *_LOGIT),
+        logits_detector("GEN", M=100),
+        why="pytorch-ood takes the mean over the classes instead of the sum, and clips probabilities at 1e-7",
+    ),
+    pair("kl_matching", score("kl_matching", *_LOGIT, fits=_LOGIT), logits_detector("KLMatching", fits=True)),
+    pair(
+        "mahalanobis", score("mahalanobis", *FEATURES, fits=_LABELLED), features_detector("Mahalanobis"), 0.01, _SCALE
+    ),
+    pair(
+        "relative mahalanobis",
+        score("mahalanobis", *FEATURES, fits=_LABELLED, relative=True),
+        features_detector("RMD"),
+        0.01,
+        _SCALE,
+    ),
+    pair(
+        "mahalanobis_pp",
+        score("mahalanobis_pp", *FEATURES, fits=_LABELLED),
+        features_detector("Mahalanobis", unit=True),
+        0.01,
+        _SCALE,
+    ),
+    pair("neighbours", score("neighbours", *FEATURES, fits=FEATURES, k=50), features_detector("KNN", k=50), 0.1),
+    pair("vim", score("vim", *BOTH, **_WIDE), features_detector("ViM")),
+    pair("fdbd", score("fdbd", *BOTH, **_WIDE), features_detector("fDBD", head=True)),
+    pair("nci", score("nci", *BOTH, **_WIDE, alpha=1e-3), features_detector("NCI", head=True, alpha=1e-3)),
+    pair("react", score("react", *FEATURES, **_WIDE), maps_detector("ReAct", fits=True)),
+    pair("scale", score("scale", *BOTH, **_WIDE), maps_detector("SCALE", percentile=0.85)),
+    pair("ash", score("ash", *FEATURES, **_WIDE), maps_detector("ASH", percentile=0.9)),
+    pair(
+        "nnguide",
+        score("nnguide", *BOTH, **_WIDE, bank_size=None),
+        features_detector("NNGuide", head=True),
+        0.1,
+        "where energies are not positive, ours are those of centred logits",
+    ),
+    pair("grad_norm", score("grad_norm", *BOTH), gradient_detector, 0.01),
+    pair(
+        "layer_mahalanobis",
+        our_layers,
+        their_layers,
+        0.01,
+        "ours puts the layers on one scale, by images that the Gaussians have not seen",
+    ),
+    pair("density", score("density", *FEATURES, fits=_LABELLED, **_FULL), features_detector("GMM"), columns="small"),
+)
+"""Every score that both have."""
+
+_TENTH = score("neighbours", *FEATURES, fits=FEATURES, k=10)
+NEIGHBOURS = (
+    Row("10th neighbour", "faiss-cpu", _TENTH, faiss_flat, share=0.1, why="faiss rounds small distances to zero"),
+    Row(
+        "10 neighbours",
+        "cleanlab",
+        _TENTH,
+        cleanlab_outliers,
+        share=0.1,
+        why="cleanlab averages over the ten neighbours, ours takes the tenth",
+    ),
+)
+"""The tenth neighbour, exactly."""

