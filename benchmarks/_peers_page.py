@@ -43,17 +43,18 @@ def answers(row: dict[str, Any]) -> str:
         return "-"
     gap = row["answers"]
     text = gap["verdict"]
-    if "max_relative" in gap and text == "equal":
-        text += f" (to {gap['max_relative']:.0e})" if gap["max_relative"] else " (to the last digit)"
-    if "rank_correlation" in gap and text != "equal":
+    if text == "equal":
+        largest = gap.get("max_relative")
+        return text if largest is None else f"{text} (to {largest:.0e})" if largest else f"{text} (to the last digit)"
+    if "rank_correlation" in gap:
         text += f" (rank correlation {gap['rank_correlation']:.5f}, largest difference {gap['max_absolute']:.2g})"
-    elif text != "equal":
+    else:
         pairs = [(key, row["ours"]["figures"][key], value) for key, value in row["theirs"]["figures"].items()]
         text = "; ".join(f"{key.replace('_', ' ')} {ours:.4g}, theirs {theirs:.4g}" for key, ours, theirs in pairs)
     figures = [row[side].get("figures", {}).get("auroc") for side in ("ours", "theirs")]
     if gap["verdict"] == "different" and None not in figures:
         text += f"; AUROC of OOD images {figures[0]:.4f}, theirs {figures[1]:.4f}"
-    return text + (f": {row['why']}" if row["why"] and gap["verdict"] != "equal" else "")
+    return text + (f": {row['why']}" if row["why"] else "")
 
 
 def table(results: list[dict[str, Any]]) -> str:
