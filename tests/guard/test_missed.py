@@ -9,8 +9,8 @@ from scipy.stats import binom
 import dubito
 from dubito.errors import DubitoError, GuardError, UnknownNameError, ValueRangeError
 from dubito.guard import Guarantee, Guard
-from dubito.guard.missed import GRID, alerts, missed_classes, missed_threshold, missed_thresholds
-from dubito.guard.thresholds import LEVELS, Missed, cost_threshold, needed, risk_threshold
+from dubito.guard.missed import GRID, LEVELS, Missed, alerts, missed_classes, missed_threshold, missed_thresholds
+from dubito.guard.thresholds import cost_threshold, needed, risk_threshold
 from dubito.table import Table
 
 from .world import blobs

@@ -363,17 +363,17 @@ def _with_groups(table: "dubito.Table", path: Place | None, columns: Sequence[st
 
     listing, ids, what = read_csv(path), table.row_ids(), f"--groups: '{path}'"
     names = listing.names(what)
-    row_of, found = find_rows(names, ids, what), {}
+    row_of, groups = find_rows(names, ids, what), {}
     for column in columns:
-        groups = dict(zip(names, listing.column(listing.position(column.lower())), strict=True))
-        of_rows = {row: groups[name] for name, row in row_of.items()}
+        group_of = dict(zip(names, listing.column(listing.position(column.lower())), strict=True))
+        of_rows = {row: group_of[name] for name, row in row_of.items()}
         if lacking := [name for row, name in enumerate(ids) if not of_rows.get(row)]:
             raise BadParameter(
                 f"{what} must name the group of every image in column '{column}'; {len(lacking)} of {len(ids)} images "
                 f"have none: {some(lacking)}."
             )
-        found[column] = [of_rows[row] for row in range(len(ids))]
-    return table.extended(**found)
+        groups[column] = [of_rows[row] for row in range(len(ids))]
+    return table.extended(**groups)
 
 
 def _costs_in(path: Path) -> list[list[float]]:

@@ -12,10 +12,11 @@ from torch import Tensor
 from dubito.errors import GuardError
 from dubito.guard.costs import CostMatrix
 from dubito.guard.groups import Group, GroupThreshold, group_codes, group_thresholds, groups_in
+from dubito.guard.guarantee import CLASS, Guarantee
 from dubito.guard.missed import MissedThreshold, alerts, missed_thresholds
 from dubito.guard.selection import ScoreSelection
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold
+from dubito.guard.thresholds import Threshold
 from dubito.metrics import wrong_predictions
 from dubito.table import Table
 from dubito.table.overlap import sketch

@@ -19,9 +19,10 @@ from typing import Any, Literal, final
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from dubito.guard.guarantee import Guarantee
 from dubito.guard.losses import mean_interval
 from dubito.guard.shift import Shift
-from dubito.guard.thresholds import Guarantee, percent
+from dubito.guard.thresholds import percent
 from dubito.metrics import Interval, proportion
 from dubito.result import Result
 from dubito.types import Json

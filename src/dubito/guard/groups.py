@@ -22,7 +22,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
 from dubito.errors import GuardError, TableError
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold
+from dubito.guard.guarantee import CLASS, Guarantee
+from dubito.guard.thresholds import Threshold
 from dubito.table import Table
 from dubito.types import Json
 

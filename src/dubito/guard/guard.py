@@ -34,6 +34,7 @@ from dubito.guard.costs import CostMatrix
 from dubito.guard.decide import decide
 from dubito.guard.groups import Group, GroupThreshold, groups_in
 from dubito.guard.groups import limits as limits_of
+from dubito.guard.guarantee import CLASS, Guarantee
 from dubito.guard.guard_folder import FOLDER, read_guard, write_guard
 from dubito.guard.guard_words import facts
 from dubito.guard.identity import (
@@ -47,7 +48,7 @@ from dubito.guard.identity import (
 from dubito.guard.missed import MissedThreshold, missed_classes
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold, percent
+from dubito.guard.thresholds import Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions

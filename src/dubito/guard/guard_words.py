@@ -7,9 +7,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.guard.groups import groups_in, some_groups
+from dubito.guard.guarantee import CLASS
 from dubito.guard.missed import alerts
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, NO_LIMIT
+from dubito.guard.thresholds import NO_LIMIT
 from dubito.guard.verdict import class_name
 from dubito.table import Table
 

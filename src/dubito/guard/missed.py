@@ -19,7 +19,8 @@ delta is shared by the missed classes. Both rules are ours.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -28,13 +29,37 @@ from scipy.stats import binom
 from torch import Tensor
 
 from dubito.errors import GuardError, ValueRangeError
-from dubito.guard.thresholds import LEVELS, Guarantee, Missed, check_levels, needed
+from dubito.guard.thresholds import check_levels, needed
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice, check_number
 
+if TYPE_CHECKING:
+    from dubito.guard.guarantee import Guarantee
+
+LEVELS = 26
+"""How many levels thresholds are rounded to."""
 GRID = np.concatenate([[0.0], 0.5 * 4.0 ** -np.arange(LEVELS - 2.0)[::-1], [np.inf]])
 """The levels: far apart, because probabilities of confident networks span many decades."""
+
+
+@final
+@dataclass(frozen=True)
+class Missed:
+    """A class that is rarely missed.
+
+    Attributes:
+        label: The class, as an index.
+        level: The largest share of its images that is accepted as another class.
+        name: Its name, for the words.
+    """
+
+    label: int
+    level: float
+    name: str
+
+    def __post_init__(self) -> None:
+        check_levels(missed=self.level)
 
 
 class MissedThreshold(NamedTuple):
@@ -92,7 +117,7 @@ def missed_classes(missed: Any, classes: Sequence[str] | None, count: int, *, by
 
 
 def missed_thresholds(
-    guarantee: Guarantee, table: Table, novel: Sequence[bool] | np.ndarray
+    guarantee: "Guarantee", table: Table, novel: Sequence[bool] | np.ndarray
 ) -> tuple[MissedThreshold, ...]:
     """The thresholds of all missed classes, from labelled images that nothing was chosen on.
 
