@@ -6,6 +6,7 @@ import pytest
 
 from dubito.errors import GuardError, ValueRangeError
 from dubito.guard import Guarantee
+from dubito.guard.costs import CostMatrix
 from dubito.guard.guarantee import smallest_feasible
 from dubito.guard.thresholds import risk_threshold
 
@@ -73,5 +74,15 @@ def test_the_smallest_feasible_cost_is_reported_in_its_own_unit() -> None:
 
 
 def test_a_mean_cost_is_below_the_largest() -> None:
-    with pytest.raises(ValueRangeError, match="mean cost must be a number in"):
-        Guarantee("cost", 5.0, 0.9, largest=5.0)
+    assert Guarantee("cost", 4.9, 0.9, largest=5.0).bound == 4.9 / 5
+    for level in (5.0, 0.0):
+        with pytest.raises(ValueRangeError, match=rf"risk must be .* in \(0, 5\); got {level}\. With costs, it is"):
+            Guarantee("cost", level, 0.9, largest=5.0)
+
+
+def test_a_risk_with_costs_is_in_their_unit() -> None:
+    costs = CostMatrix.of([[0, 1], [5, 0]], 2)
+    guarantee = Guarantee.of(0.9, risk=1.26, costs=costs, coverage=None)
+    assert guarantee == Guarantee("cost", 1.26, 0.9, largest=5.0)
+    with pytest.raises(ValueRangeError, match=r"costs go with a risk, .*; got coverage=0\.9\. Leave out one"):
+        Guarantee.of(0.9, coverage=0.9, costs=costs)

@@ -75,7 +75,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         check_levels(confidence=self.confidence)
         if self.kind == "cost":
-            check_number(self.level, f"(0, {self.largest:g})", by="guard", what="the mean cost")
+            hint = f"With costs, it is the largest mean cost, and no prediction costs more than {self.largest:g}."
+            check_number(self.level, f"(0, {self.largest:.15g})", by="guard", what="risk", hint=hint)
         else:
             check_levels(**{self.kind: self.level})
         if self.per is not None and self.kind not in ("risk", "cost"):
@@ -85,26 +86,30 @@ class Guarantee:
             )
 
     @classmethod
-    def of(cls, confidence: float, **levels: float | None) -> "Guarantee":
-        """The one whose level is set; a risk of 0.05 where none is."""
+    def of(
+        cls,
+        confidence: float,
+        *,
+        per: str | None = None,
+        costs: "CostMatrix | None" = None,
+        missed: tuple[Missed, ...] = (),
+        **levels: float | None,
+    ) -> "Guarantee":
+        """The one whose level is set, a risk of 0.05 where none is; with costs, the risk is the largest mean cost."""
         chosen = {kind: level for kind, level in levels.items() if level is not None} or {"risk": RISK}
         if len(chosen) > 1:
             raise ValueRangeError(
                 f"guard: one threshold keeps one guarantee; got {' and '.join(chosen)}. Choose one of them."
             )
         ((kind, level),) = chosen.items()
-        return cls(kind, level, confidence)  # type: ignore[arg-type]
-
-    def extended(self, *, per: str | None, costs: "CostMatrix | None", missed: tuple[Missed, ...]) -> "Guarantee":
-        """The same for every class or group, about costs, or with classes that are rarely missed."""
         if costs is None:
-            return replace(self, per=per, missed=missed)
-        if self.kind != "risk":
+            return cls(kind, level, confidence, per, missed=missed)  # type: ignore[arg-type]
+        if kind != "risk":
             raise ValueRangeError(
-                f"guard: costs go with a risk, which is the largest mean cost; got {self.kind}={self.level:g}. Leave "
-                f"out one of them."
+                f"guard: costs go with a risk, which is the largest mean cost; got {kind}={level!r}. Leave out one of "
+                f"them."
             )
-        return replace(self, kind="cost", per=per, missed=missed, largest=costs.largest, two_costs=costs.two_costs)
+        return cls("cost", level, confidence, per, costs.largest, costs.two_costs, missed)
 
     def with_risk(self, risk: float, confidence: float) -> "Guarantee":
         """The same with another risk or mean cost, in place of what else is guaranteed of all images."""
@@ -142,6 +147,13 @@ class Guarantee:
         """
         delta = 1 - self.confidence
         return 1 - (delta / 2 / LEVELS ** len(self.missed) if self.missed else delta)
+
+    def shared(self, confidence: float) -> str:
+        """Why one of its tests has this confidence, for errors."""
+        what = {"cost": "mean cost", "false_alarms": "share of false alarms"}.get(self.kind, self.kind)
+        classes = f"class{'es' if len(self.missed) > 1 else ''} {' and '.join(one.name for one in self.missed)}"
+        together = f"the {what} and the missed {classes} hold together with {self.confidence:g}"
+        return f"Confidence {confidence:g} is needed so that {together}."
 
     @property
     def enough(self) -> int:

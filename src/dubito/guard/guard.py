@@ -157,12 +157,12 @@ class Guard(Result):
         check_model_first(model, table, by="Guard.fit", what="table")
         check_table(table, by="Guard.fit")
         table.require("logit", by="Guard.fit")
-        guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         names = table.classes if model is None else getattr(model, "classes", None) or table.classes
         count = table.shape("logit")[1]
         matrix = None if costs is None else CostMatrix.of(costs, count)
         rare = missed_classes(missed, names, count, by="Guard.fit")
-        guarantee = guarantee.extended(per=per, costs=matrix, missed=rare)
+        levels = {"risk": risk, "coverage": coverage, "false_alarms": false_alarms}
+        guarantee = Guarantee.of(confidence, per=per, costs=matrix, missed=rare, **levels)
         _check_inputs(guarantee, table, train, novel=novel, seed=seed)
         labelled = guarantee.needs_labels or has_model_labels(table)
         if labelled:

@@ -117,7 +117,7 @@ def missed_classes(missed: Any, classes: Sequence[str] | None, count: int, *, by
 
 
 def missed_thresholds(
-    guarantee: "Guarantee", table: Table, novel: Sequence[bool] | np.ndarray
+    guarantee: "Guarantee", table: Table, novel: Sequence[bool] | np.ndarray, *, by: str
 ) -> tuple[MissedThreshold, ...]:
     """The thresholds of all missed classes, from labelled images that nothing was chosen on.
 
@@ -133,7 +133,10 @@ def missed_thresholds(
     for place, one in enumerate(guarantee.missed):
         own = label == one.label
         v = np.where((predicted == one.label) | np.asarray(novel), np.inf, p[:, place])[own]
-        value = missed_threshold(v, one, confidence)
+        try:
+            value = missed_threshold(v, one, confidence)
+        except GuardError as error:
+            raise GuardError(f"{by}: {error} {guarantee.shared(confidence)}") from error
         thresholds.append(MissedThreshold(one.label, value, int((v < value).sum()), len(v)))
     return tuple(thresholds)
 
@@ -147,11 +150,11 @@ def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: fl
     """
     if len(v) < (enough := needed(missed.level, confidence)):
         share = math.ceil(1000 * (1 - (1 - confidence) ** (1 / max(1, len(v))))) / 1000
-        feasible = f"enough for {share:g}" if len(v) and share < 1 else "enough for no share"
+        feasible = f"a share of {share:g}" if len(v) and share < 1 else "no share"
         raise GuardError(
             f"to miss at most {missed.level:g} of the images of class {missed.name} with confidence {confidence:g} "
-            f"takes at least {enough} calibration images of this class; there are {len(v)}, {feasible}. Pass more "
-            f"of them, or choose a larger share."
+            f"takes at least {enough} calibration images of this class; there are {len(v)}, enough for {feasible}. "
+            f"Pass more of them, or choose a larger share in missed=."
         )
     e = int(binom.ppf(1 - confidence, len(v), missed.level))
     e -= int(binom.cdf(e, len(v), missed.level) > 1 - confidence)
