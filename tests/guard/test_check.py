@@ -62,7 +62,7 @@ def test_all_images_together_have_a_status_of_their_own():
     ]
     assert str(result).startswith("too few images to tell\n")
     assert result.sentence() == (
-        "All together: kept, 5 of 200 accepted images are wrong, 2.5 % (97.5 % interval 0.7 % to 6.1 %); at most 10 % "
+        "All together: kept, 5 of 200 accepted images are wrong, 2.5 % (97.5 % interval 0.7 % to 6.3 %); at most 10 % "
         "are guaranteed. Parts: 0 of 1 kept, 1 with too few images to tell."
     )
     parts = [GuaranteePart("missed crack", wrong, accept & wrong, 0.05)]
