@@ -108,7 +108,7 @@ def fit(
     ] = None,
     missed: Annotated[
         list[str],
-        option("Besides: at most this share of a class is accepted as another; more than once.", "CLASS=SHARE"),
+        option("Also: at most this share of a class is accepted as another; repeat for several.", "CLASS=SHARE"),
     ] = [],
     scores: NamedScores,
     train: Annotated[

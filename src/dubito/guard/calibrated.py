@@ -23,7 +23,7 @@ from dubito.table.overlap import sketch
 
 
 class Rules(NamedTuple):
-    """What decides about images besides their uncertainty."""
+    """What decides about images in addition to their uncertainty."""
 
     guarantee: Guarantee
     missed: Sequence[MissedThreshold]

@@ -120,10 +120,10 @@ class GuaranteeCheck(Result):
             mean = "a mean of " if cost else ""
             observed += f", {mean}{value} ({100 * share.confidence:g} % interval {low} to {high})"
         answer = self.together if self.together != "too few to tell" else "too few images to tell"
-        answer = f"All together: {answer}," if self.parts else f"{answer.capitalize()}:"
+        start = f"All together: {answer}," if self.parts else f"{answer.capitalize()}:"
         own = f"About {percent(self.own)} of these images are the guard's own calibration images"
         caveat = f" {own}, so this is no independent check." if self.own else ""
-        return f"{answer} {observed}; {limit}.{self._parts_in_words()}{caveat}"
+        return f"{start} {observed}; {limit}.{self._parts_in_words()}{caveat}"
 
     def _parts_in_words(self) -> str:
         broken = [part for part in self.parts if part.status == "broken"]

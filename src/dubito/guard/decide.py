@@ -80,8 +80,8 @@ def _check(
                 about = accept & (observed.group == place)
                 parts.append(GuaranteePart(group_name(guard, place), about, counted, guarantee.level))
         lost, label = accept & observed.wrong, table.label.numpy()
-        for one in guarantee.missed:
-            name = f"missed {class_name(guard.classes, one.label)}"
-            parts.append(GuaranteePart(name, label == one.label, lost, one.level))
+        for rare in guarantee.missed:
+            name = f"missed {class_name(guard.classes, rare.label)}"
+            parts.append(GuaranteePart(name, label == rare.label, lost, rare.level))
     own = share_of_calibration_images(guard, table)
     return check_guarantee(guarantee, accept, wrong, shift, own=own, parts=parts)

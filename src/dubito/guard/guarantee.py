@@ -58,7 +58,7 @@ class Guarantee:
             together. What holds for each holds for all of them together, too.
         largest: The largest cost.
         two_costs: Whether all costs are 0 or the largest.
-        missed: Classes that are rarely missed, besides.
+        missed: Classes that are rarely missed, in addition.
 
     >>> print(Guarantee("risk", 0.05, 0.95))
     Of images like those that it was calibrated on, at most 5 % of those accepted are wrong (confidence 95 %).

@@ -137,7 +137,7 @@ class Guard(Result):
             costs: What predictions cost, in place of 1 for wrong ones: a matrix (true class, predicted class) of
                 numbers from 0 on. `risk` is then the largest mean cost of the accepted images, in the same unit.
             missed: By class, the largest share of its images that is accepted as another class: {"crack": 0.01}. Images
-                that may be of the class are refused. Holds besides, together with the other guarantee.
+                that may be of the class are refused. Holds in addition to the other guarantee.
             scores: Scores to choose among, by name or as a list; the first stays unless another is clearly better. By
                 default all that the columns allow, max-probability at the best temperature first, but no
                 uncertainty head. Scores that are fitted already, and heads, must have learned from other images than
@@ -197,7 +197,7 @@ class Guard(Result):
         confidence 0.95, use 1 - 0.05 / 3 for each (Bonferroni). A risk that is chosen because it is the smallest that
         passes is one of many that were tried: choose one that you can accept anyway.
 
-        What holds besides stays: for every class or group, costs, missed classes.
+        What else is guaranteed stays: for every class or group, costs, missed classes.
 
         Args:
             risk: At most this share of the accepted images is wrong; or their largest mean cost.

@@ -9,7 +9,7 @@ or where the image is refused as novel. With n_k of them and v_(1) <= v_(2) <= .
 
 F(v_(e + 1) -) is at most a Beta(e + 1, n_k - e) variable, so P(v < tau_k | k) <= alpha with confidence 1 - delta_k: the
 order statistic that also guarantees a coverage. Whether an image is refused for its uncertainty, too, does not count,
-so this holds with any threshold beside it. It takes `needed(alpha, 1 - delta_k)` images of the class.
+so this holds with any threshold on the uncertainty. It takes `needed(alpha, 1 - delta_k)` images of the class.
 
 The threshold on the uncertainty is tested on the same images, among those without an alert. For this, tau_k is rounded
 down to one of `LEVELS` levels (0; 0.5 / 4^j, down to 7e-15; none), which misses fewer; the threshold's tests are valid

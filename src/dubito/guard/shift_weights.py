@@ -91,13 +91,17 @@ class DensityRatio:
         batches = finite_batches(table.batches("feature"), table.name, by="DensityRatio")
         parts = [torch.zeros(0, dtype=torch.float64)]
         parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in batches]
+        self._warn_of_source(table)
+        return np.asarray(torch.cat(parts).clamp(-_LARGEST, _LARGEST).exp().numpy())
+
+    def _warn_of_source(self, table: Table) -> None:
+        """Warn of images that the ratio was fitted on as those of the source."""
         if self._source is not None and (here := _sketched(table)) is not None:
             harm = (
                 "Their weights are fitted to them, and those of new images are not, so sets that are calibrated with "
                 "them may not have the stated coverage. Fit the ratio on one half of them, and calibrate on the other."
             )
             warn_shared(here, self._source, by="DensityRatio.weights", what="the source", harm=harm, allowed=SHARED)
-        return np.asarray(torch.cat(parts).clamp(-_LARGEST, _LARGEST).exp().numpy())
 
 
 def _sketched(table: Table) -> Table | None:
