@@ -169,7 +169,7 @@ class Result:
     def _sentences(self) -> list[str]:
         """What stands below the table of a text."""
         left = len(self.records()) - self.text_rows if self.text_rows is not None else 0
-        return [*([f"and {left} more"] if left > 0 else []), *self.findings()]
+        return [*([f"and {left:,} more"] if left > 0 else []), *self.findings()]
 
     def __str__(self) -> str:
         facts = aligned(list(self.facts().items()))

@@ -424,9 +424,17 @@ def test_classes_costs_and_missed_classes(run: Run, labelled: Path, tmp_path: Pa
     answer = run(*fit, "--per", "class")
     assert "no predicted class has a threshold that keeps the guarantee" in answer.err
     answer = run(*fit, "--missed", "0=0.01")
-    assert "to miss at most 0.01 of the images of class" in answer.err
+    message = " ".join(answer.err.split())
+    assert "error: dubito guard fit: to miss at most 0.01 of the images of class" in message
+    assert "Pass more of them, or choose a larger share in --missed." in message
     answer = run(*fit, "--costs", costs, "--risk", 0.9, "--confidence", 0.2)
     assert "cost at most 0.9 on average" in answer.out or "no threshold keeps" in answer.err
+    costs.write_text(costs.read_text().replace("1", "5"))
+    assert run(*fit, "--costs", costs, "--risk", 4.9, "--confidence", 0.2).code == 0
+    strict = run("guard", "with-risk", tmp_path / "guard", 1.5, "--to", tmp_path / "new", "--confidence", 0.2)
+    assert "error rate of at most 0.3" in strict.err or "cost at most 1.5 on average" in strict.out
+    answer = run(*fit, "--costs", costs, "--risk", 5)
+    assert "error: --risk must be a number in (0, 5); got 5.0. With costs, it is the largest" in answer.err
     costs.write_text("0,1\n2,0\n")
     assert f"costs must be a matrix ({classes}, {classes})" in run(*fit, "--costs", costs).err
     costs.write_text("class,b\n2,0\n")

@@ -5,7 +5,7 @@ import pytest
 from dubito.cli._translate import translate
 
 OPTIONS = {"ood": "--ood", "train": "--learn-from", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
-OPTIONS |= {"transform": "--input-size", "groups": "--groups"}
+OPTIONS |= {"transform": "--input-size", "groups": "--groups", "missed": "--missed"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ OPTIONS |= {"transform": "--input-size", "groups": "--groups"}
             "per row.",
             "guard needs it; x has no column 'camera'. Add it: --groups FILE.csv with the columns path and camera.",
         ),
+        ('such as missed={1: 0.05}, or missed={"a b": 0.1}.', "such as --missed 1=0.05, or --missed a b=0.1."),
         ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
     ],
 )

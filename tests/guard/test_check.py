@@ -6,7 +6,8 @@ from scipy.stats import binomtest
 
 from dubito.errors import DubitoWarning, MissingColumnError, TableError
 from dubito.guard import Guarantee, Guard
-from dubito.guard.check import check_guarantee
+from dubito.guard.check import GuaranteePart, check_guarantee
+from dubito.guard.missed import Missed
 from dubito.guard.shift import Shift
 from dubito.table import Table, concat
 
@@ -46,6 +47,30 @@ def test_the_sentence():
         "Kept: 5 of 200 accepted images are wrong, 2.5 % (95 % interval 0.8 % to 5.7 %); at most 10 % are guaranteed."
     ]
     assert str(result).startswith("guarantee kept")
+
+
+def test_all_images_together_have_a_status_of_their_own():
+    """Of 200 accepted images 5 are wrong; of a class with 10 images none is missed, which shows nothing."""
+    guarantee = Guarantee("risk", 0.1, 0.95, missed=(Missed(1, 0.05, "crack"),))
+    accept, wrong = flags(300, 200), flags(300, 5)
+    parts = [GuaranteePart("missed crack", np.arange(300) >= 290, accept & wrong, 0.05)]
+    result = check_guarantee(guarantee, accept, wrong, ALIKE, parts=parts)
+    assert (result.status, result.together) == ("too few to tell", "kept")
+    assert [(row["part"], row["status"]) for row in result.records()] == [
+        ("all", "kept"),
+        ("missed crack", "too few to tell"),
+    ]
+    assert str(result).startswith("too few images to tell\n")
+    assert result.sentence() == (
+        "All together: kept, 5 of 200 accepted images are wrong, 2.5 % (97.5 % interval 0.7 % to 6.3 %); at most 10 % "
+        "are guaranteed. Parts: 0 of 1 kept, 1 with too few images to tell."
+    )
+    parts = [GuaranteePart("missed crack", wrong, accept & wrong, 0.05)]
+    assert (
+        check_guarantee(guarantee, accept, wrong, ALIKE, parts=parts)
+        .sentence()
+        .endswith(" Parts: 0 of 1 kept, 1 broken (missed crack: 5 of 5, at most 5 % are guaranteed).")
+    )
 
 
 def test_nothing_accepted_shows_nothing():

@@ -129,13 +129,13 @@ def test_a_guard_of_every_class(tmp_path: Path) -> None:
         in decisions[row].reason
     )
     assert decisions.cause(row) == "predicted class without a threshold"
-    assert guard.facts()["classes"].startswith("3 of 4 have a threshold; refused are 3 (too many even")
+    assert guard.facts()["classes"].startswith("3 of 4 have a threshold; refused are class 3 (too many even")
     assert "in every predicted class (confidence 90 %, all together)" in guard.title()
     again = Guard.load(guard.save(tmp_path / "guard"))
     assert again.to_dict() == guard.to_dict()
     assert torch.equal(again.decide(new).accept, decisions.accept)
     check = again.check(new)
-    assert [part.name for part in check.parts] == ["0", "1", "2"]
+    assert [part.name for part in check.parts] == ["class 0", "class 1", "class 2"]
     assert sum(part.of for part in check.parts) == int(decisions.accept.sum()) == check.of
     stricter = again.with_risk(0.05)
     assert stricter.guarantee.per == "class"

@@ -1,12 +1,9 @@
 import itertools
-import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dubito.errors import GuardError, ValueRangeError
-from dubito.guard import Guarantee
 from dubito.guard.costs import CostMatrix
 from dubito.guard.losses import STAKES, fewest_images, log_evidence, mean_bound, mean_interval
 from dubito.guard.thresholds import NO_LIMIT, cost_threshold
@@ -97,43 +94,11 @@ def test_a_threshold_by_brute_force() -> None:
     assert u[order[k - 2]] <= result.value < u[order[k - 1]]
 
 
-def test_two_costs_are_tested_as_errors() -> None:
-    u, loss = drawn(1500, 2)
-    wrong = loss > 0.3
-    guarantee = Guarantee("cost", 0.5, 0.9, largest=5.0, two_costs=True)
-    assert guarantee.threshold((u, 5.0 * wrong)) == Guarantee("risk", 0.1, 0.9).threshold((u, wrong))
-
-
-def test_the_smallest_feasible_cost_is_reported_in_its_own_unit() -> None:
-    u, loss = drawn(1500, 1)
-    strict = Guarantee("cost", 0.01, 0.9, largest=5.0)
-    with pytest.raises(
-        GuardError, match=r"at most 0\.01, where the largest is 5, needs at least \d+ calibration images"
-    ):
-        strict.threshold((u[:50], loss[:50]))
-    words = re.fullmatch(
-        r"With these images, risk=(\S+) is feasible at confidence 0\.9\.", strict.feasible((u, 5 * loss), 1500)
-    )
-    assert words is not None
-    lowest = float(words[1])
-    assert replace(strict, level=lowest).threshold((u, 5 * loss)).accepted > 0
-    with pytest.raises(GuardError):
-        replace(strict, level=lowest - 0.005).threshold((u, 5 * loss))
-    two = Guarantee("cost", 0.01, 0.9, largest=5.0, two_costs=True)
-    with pytest.raises(
-        GuardError, match=r"cost 0 or 5, so a mean cost of at most 0\.01 is an error rate of at most 0\.002"
-    ):
-        two.threshold((u, 5.0 * (loss > 0.3)))
-    assert " risk of 0.01 would take" in two.feasible((u, 5.0 * (u > 0.9)), 1500)
-
-
 def test_what_cannot_be_kept_is_an_error() -> None:
     with pytest.raises(GuardError, match=r"needs at least 109 calibration images"):
         cost_threshold(np.arange(108.0), np.zeros(108), cost=0.05, confidence=0.95)
     with pytest.raises(GuardError, match=r"mean cost at or below 0\.5 .* begin, cost 3 on average"):
         cost_threshold(np.arange(900.0), np.full(900, 3.0), cost=0.5, largest=10.0, confidence=0.95)
-    with pytest.raises(ValueRangeError, match="mean cost must be a number in"):
-        Guarantee("cost", 5.0, 0.9, largest=5.0)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from scipy.stats import binom
 import dubito
 from dubito.errors import DubitoError, GuardError, UnknownNameError, ValueRangeError
 from dubito.guard import Guarantee, Guard
-from dubito.guard.missed import GRID, alerts, missed_classes, missed_threshold, missed_thresholds
-from dubito.guard.thresholds import LEVELS, Missed, cost_threshold, needed, risk_threshold
+from dubito.guard.missed import GRID, LEVELS, Missed, alerts, missed_classes, missed_threshold, missed_thresholds
+from dubito.guard.thresholds import cost_threshold, needed, risk_threshold
 from dubito.table import Table
 
 from .world import blobs
@@ -50,7 +50,7 @@ def test_a_class_that_is_never_missed_needs_no_alert() -> None:
     assert missed_threshold(np.full(100, np.inf), CRACK, 0.9) == np.inf
     with pytest.raises(
         GuardError,
-        match=rf"class crack .* at least {needed(0.05, 0.9)} calibration .* there are 44, enough for 0\.051\.",
+        match=rf"class crack .* at least {needed(0.05, 0.9)} .* there are 44, enough for a share of 0\.051\.",
     ):
         missed_threshold(np.zeros(44), CRACK, 0.9)
 
@@ -73,7 +73,7 @@ def test_risk_and_missed_class_hold_together() -> None:
     broken, coverage = 0, []
     for _ in range(200):
         table = draw(1500, rng)
-        rules = missed_thresholds(guarantee, table, np.zeros(1500, dtype=bool))
+        rules = missed_thresholds(guarantee, table, np.zeros(1500, dtype=bool), by="f")
         mine = (1 - table.logit.double().softmax(1).max(1).values).masked_fill(alerts(rules, table) >= 0, torch.inf)
         try:
             t = guarantee.threshold((mine.numpy(), (table.logit.argmax(1) != table.label).numpy())).value
@@ -102,7 +102,11 @@ def test_a_guard_with_a_missed_class(tmp_path: Path) -> None:
     row = int((alert & (decisions.uncertainty <= guard.threshold.value)).nonzero()[0, 0])
     assert decisions[row].reason.startswith("may be crack, of which at most 5 % may be missed")
     assert "and at most 5 % of those of class crack are accepted as another class" in guard.title()
-    assert guard.facts()["alerts"].startswith("crack from a probability of")
+    of, lost = guard.missed[0].of, guard.missed[0].missed
+    assert guard.facts()["alerts"] == (
+        f"refused as 'may be crack' from a probability of {guard.missed[0].value:.2g} on; {lost} of {of} calibration "
+        f"images of crack are missed"
+    )
     again = Guard.load(guard.save(tmp_path / "guard"))
     assert again.to_dict() == guard.to_dict()
     assert torch.equal(again.decide(new).accept, decisions.accept)
@@ -129,6 +133,23 @@ def test_images_with_an_alert_are_not_counted_as_novel() -> None:
     assert Guard.fit(None, table, 0.3, novel=0.0, **settings).rows["novel"] == 0
     new = blobs(2000, seed=1, noise=1.6)
     assert guard.refit(new).rows["novel"] == guard.decide(new).novel.sum()
+
+
+def test_errors_state_the_confidence_that_was_chosen() -> None:
+    table = blobs(2000, noise=1.6)
+    shared = r"Confidence 0\.\d+ is needed so that the risk and the missed class 1 hold together with 0\.95\."
+    with pytest.raises(GuardError, match=rf"Guard\.fit: to miss at most 0\.001 .* share in missed=\. {shared}$"):
+        Guard.fit(None, table, 0.3, missed={1: 0.001})
+    with pytest.raises(GuardError, match=rf"Guard\.fit: no threshold .* {shared} Without missed=, fewer images"):
+        Guard.fit(None, table, 0.01, missed={1: 0.1})
+
+
+def test_classes_without_names_are_numbered() -> None:
+    guard = Guard.fit(None, blobs(2000, noise=1.6), 0.3, missed={1: 0.05}, sets=False)
+    decisions = guard.decide(blobs(1000, seed=1, noise=1.6))
+    row = next(iter(decisions.rules))
+    assert decisions[row].reason.startswith("may be class 1, of which at most 5 % may be missed")
+    assert "calibration images of class 1 are missed" in guard.facts()["alerts"]
 
 
 def test_names_of_missed_classes() -> None:
@@ -192,7 +213,7 @@ def test_everything_at_once_is_refitted_and_kept() -> None:
     decisions = refitted.decide(blobs(4000, seed=9, noise=1.6))
     assert decisions.check is not None
     assert all(part.status != "broken" for part in decisions.check.parts)
-    assert [part.name for part in decisions.check.parts] == ["0", "1", "2", "3", "missed 1"]
+    assert [part.name for part in decisions.check.parts] == [*(f"class {one}" for one in range(4)), "missed class 1"]
     assert torch.equal(decisions.accept, decisions.compared <= refitted.line)
     assert 0.3 < decisions.coverage < 1
     assert "cost at most 0.5 on average in every predicted class, and at most 20 %" in refitted.title()

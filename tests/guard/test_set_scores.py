@@ -206,6 +206,18 @@ def test_a_density_ratio_is_the_true_one() -> None:
         DensityRatio().weights(new)
 
 
+def test_images_of_the_source_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    val, test = blobs(200), blobs(100, seed=1, noise=1.5)
+    ratio = DensityRatio().fit(val.rows(slice(0, 100)), test)
+    ratio.weights(val.rows(slice(100, 200)))
+    ratio.weights(test)  # images of the target: labels are not read
+    assert not recwarn.list
+    again = Table(feature=val.feature + 1e-6, name="cache/val")
+    words = r"weights: at least 100 of the 200 images of cache/val are also in the source .* on one half"
+    with pytest.warns(DubitoWarning, match=words):
+        ratio.weights(again)
+
+
 def test_features_of_a_density_ratio_are_of_one_model_and_finite() -> None:
     source, target = shifted(100, 0, 0.0)[0], shifted(100, 1, 1.0)[0]
     wide = Table(feature=torch.zeros(5, 2))

@@ -157,3 +157,19 @@ def test_the_main_reasons_are_counted_most_frequent_first() -> None:
         "refused": "2 unlike the reference images; 1 ambiguous between two classes; 1 more uncertain than the threshold"
     }
     assert decisions().facts() == {}
+
+
+def test_of_many_images_the_first_ten_are_printed() -> None:
+    n = 1234
+    one = decisions()
+    columns = {name: getattr(one, name).repeat_interleave(n, 0) for name in ("predicted", "probability", "accept")}
+    columns |= {name: getattr(one, name).repeat(n) for name in ("uncertainty", "rank", "novel", "density_rank")}
+    many = decisions(
+        ids=[f"{row}.png" for row in range(n)], **columns, aleatoric=None, epistemic=None, sets=None, shift=one.shift
+    )
+    lines = str(many).splitlines()
+    assert lines[0] == "1234 of 1234 images accepted"
+    assert lines[1:11] == [str(verdict) for verdict in many[:10]]
+    assert lines[11:] == ["and 1,224 more", *many.findings()]
+    assert len(str(many.limited(None)).splitlines()) == n + 2
+    assert len(many.to_dict()["verdicts"]) == n

@@ -9,6 +9,7 @@ _PROBE = re.compile(r"dubito\.extract\(\.\.\., probes=\[dubito\.probes\.(\w+)\(\
 _LATER = re.compile(r"(?<=[ (])guard\.(refit|with_risk)\b(?:\([^()]*\))?")
 _PREPROCESS = re.compile(r"transform=dubito\.Preprocess\(\.\.\., ((?:\w+=(?:\d+|\([^()]*\))(?:, )?)+)\)")
 _COLUMN = re.compile(r"table\.extended\((\w+)=\[\.\.\.\]\), one name or whole number per row")
+_MISSED = re.compile(r"missed=\{[\"']?([^\"':{}]+)[\"']?: ([^{}]+)\}")
 _PHRASES = {
     "with SafeIndex.save.": "with `dubito search build`.",
     "with Guard.save.": "with `dubito guard fit`.",
@@ -57,6 +58,8 @@ def translate(text: str, options: Mapping[str, str]) -> str:
         return text
     if "groups" in options:
         text = _COLUMN.sub(lambda match: f"{options['groups']} FILE.csv with the columns path and {match[1]}", text)
+    if "missed" in options:
+        text = _MISSED.sub(rf"{options['missed']} \1=\2", text)
     text = _PREPROCESS.sub(lambda match: _flags(match[1]) if "transform" in options else match[0], text)
     names = "|".join(map(re.escape, options))
     keyword = rf"(?<![\w.-])(?P<keyword>{names})=(?P<value>True|\.\.\.|\S?)"

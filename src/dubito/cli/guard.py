@@ -26,6 +26,8 @@ _Groups = Annotated[
     Place | None,
     option("Groups of images, such as cameras: a CSV of image names, and the columns of --per and --sets-per.", "FILE"),
 ]
+_OF_FIT = {"missed": "--missed of `dubito guard fit`"}
+"""What a guard has, and commands that change its threshold do not take."""
 
 
 @dataclass
@@ -84,7 +86,11 @@ def fit(
     *,
     to: _To,
     risk: Annotated[
-        float | None, option("At most this share of accepted images is wrong.", show_default="0.05")
+        float | None,
+        option(
+            "At most this share of accepted images is wrong (with --costs: their mean cost).",
+            show_default="0.05",
+        ),
     ] = None,
     confidence: Annotated[float, option("Confidence of the guarantee.")] = 0.95,
     coverage: Annotated[float | None, option("Instead: at least this share of images is accepted.")] = None,
@@ -102,7 +108,7 @@ def fit(
     ] = None,
     missed: Annotated[
         list[str],
-        option("Besides: at most this share of a class is accepted as another; more than once.", "CLASS=SHARE"),
+        option("Also: at most this share of a class is accepted as another; repeat for several.", "CLASS=SHARE"),
     ] = [],
     scores: NamedScores,
     train: Annotated[
@@ -163,7 +169,7 @@ def refit(
     They must be images that it was not fitted on. For another risk, call `dubito guard with-risk` first.
     """
     options.check_folder_first(guard, str(cache), "guard.json", ("GUARD", "CACHE"))
-    screen.options = {**screen.options, "risk": "a risk of"}  # which the guard has, and this command does not take
+    screen.options = {**screen.options, "risk": "a risk of", **_OF_FIT}
     with screen.waiting("testing thresholds"):
         _check_place(to)
         old = dubito.Guard.load(guard)
@@ -176,7 +182,10 @@ def refit(
 def with_risk(
     screen: Screen,
     guard: _Folder,
-    risk: Annotated[float, Argument(metavar="RISK", help="At most this share of accepted images is wrong.")],
+    risk: Annotated[
+        float,
+        Argument(metavar="RISK", help="At most this share of accepted images is wrong (or: their mean cost)."),
+    ],
     *,
     to: _To,
     confidence: Annotated[
@@ -188,6 +197,7 @@ def with_risk(
     With a smaller risk, it accepts fewer images. Choose a risk that you can accept anyway: the smallest of many that
     were tried holds with less confidence than it says.
     """
+    screen.options = {**screen.options, **_OF_FIT}
     with screen.waiting("testing thresholds"):
         _check_place(to)
         made = dubito.Guard.load(guard).with_risk(risk, confidence)
@@ -363,17 +373,17 @@ def _with_groups(table: "dubito.Table", path: Place | None, columns: Sequence[st
 
     listing, ids, what = read_csv(path), table.row_ids(), f"--groups: '{path}'"
     names = listing.names(what)
-    row_of, found = find_rows(names, ids, what), {}
+    row_of, groups = find_rows(names, ids, what), {}
     for column in columns:
-        groups = dict(zip(names, listing.column(listing.position(column.lower())), strict=True))
-        of_rows = {row: groups[name] for name, row in row_of.items()}
+        group_of = dict(zip(names, listing.column(listing.position(column.lower())), strict=True))
+        of_rows = {row: group_of[name] for name, row in row_of.items()}
         if lacking := [name for row, name in enumerate(ids) if not of_rows.get(row)]:
             raise BadParameter(
                 f"{what} must name the group of every image in column '{column}'; {len(lacking)} of {len(ids)} images "
                 f"have none: {some(lacking)}."
             )
-        found[column] = [of_rows[row] for row in range(len(ids))]
-    return table.extended(**found)
+        groups[column] = [of_rows[row] for row in range(len(ids))]
+    return table.extended(**groups)
 
 
 def _costs_in(path: Path) -> list[list[float]]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from dubito.errors import GuardError
-from dubito.guard.thresholds import Guarantee
+from dubito.guard.guarantee import Guarantee
 from dubito.metrics import proportion_bound
 from dubito.types import Json
 

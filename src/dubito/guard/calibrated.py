@@ -12,17 +12,18 @@ from torch import Tensor
 from dubito.errors import GuardError
 from dubito.guard.costs import CostMatrix
 from dubito.guard.groups import Group, GroupThreshold, group_codes, group_thresholds, groups_in
+from dubito.guard.guarantee import CLASS, Guarantee
 from dubito.guard.missed import MissedThreshold, alerts, missed_thresholds
 from dubito.guard.selection import ScoreSelection
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold
+from dubito.guard.thresholds import Threshold
 from dubito.metrics import wrong_predictions
 from dubito.table import Table
 from dubito.table.overlap import sketch
 
 
 class Rules(NamedTuple):
-    """What decides about images besides their uncertainty."""
+    """What decides about images in addition to their uncertainty."""
 
     guarantee: Guarantee
     missed: Sequence[MissedThreshold]
@@ -57,7 +58,7 @@ class CalibratedThresholds(NamedTuple):
         """
         names = dict.fromkeys([*selection.combination.weights, *filter(None, [selection.roles.density])])
         values = {name: selection.scores[name].score(table) for name in names}
-        missed = missed_thresholds(guarantee, table, selection.uncertainty(values)[1].numpy())
+        missed = missed_thresholds(guarantee, table, selection.uncertainty(values)[1].numpy(), by=by)
         rules = Rules(guarantee, missed, _groups(guarantee, table, by=by), costs)
         drawn = sketch(table)
         calibration = replace(
@@ -116,9 +117,12 @@ def fit_thresholds(
         return group_thresholds(guarantee, u, loss, calibration.group, groups)
     except GuardError as error:
         refused = _always_refused(guarantee, calibration, selection.gate)
+        if guarantee.missed:
+            shared = guarantee.shared(guarantee.tested_at)
+            refused = f" {shared} Without missed=, fewer images are enough.{refused}"
         raise GuardError(
-            f"{by}: {error}{refused} Of the table's {rows} rows, {len(calibration)} are there to calibrate; the "
-            f"uncertainty is {selection.combination}. {guarantee.feasible((u, loss), rows)}".rstrip()
+            f"{by}: {error}{refused} Of the table's {rows} rows, {len(calibration)} are there to calibrate; "
+            f"the uncertainty is {selection.combination}. {guarantee.feasible((u, loss), rows)}".rstrip()
         ) from error
 
 

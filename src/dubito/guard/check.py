@@ -19,9 +19,10 @@ from typing import Any, Literal, final
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from dubito.guard.guarantee import Guarantee
 from dubito.guard.losses import mean_interval
 from dubito.guard.shift import Shift
-from dubito.guard.thresholds import Guarantee, percent
+from dubito.guard.thresholds import percent
 from dubito.metrics import Interval, proportion
 from dubito.result import Result
 from dubito.types import Json
@@ -65,7 +66,7 @@ class GuaranteeCheck(Result):
     """Whether labelled images show that a guarantee is kept.
 
     Attributes:
-        status: "kept", "broken" or "too few to tell".
+        status: "kept", "broken" or "too few to tell"; of a guarantee that has several parts, all of it.
         guarantee: What is guaranteed.
         count: Of the images that the guarantee is about, how many are wrong (risk), accepted (coverage) or refused
             (false alarms).
@@ -74,6 +75,7 @@ class GuaranteeCheck(Result):
         shift: Whether the images are like the calibration images.
         own: About which share of the images are calibration images themselves; 0 if next to none are.
         parts: The parts of a guarantee that has several, such as one for every class; none of a guarantee without.
+        together: Like status, of all images together, as counted here; it differs only where there are parts.
     """
 
     status: Status
@@ -84,6 +86,7 @@ class GuaranteeCheck(Result):
     shift: Shift = field(repr=False)
     own: float = 0.0
     parts: tuple[PartCheck, ...] = ()
+    together: Status = "too few to tell"
 
     def title(self) -> str:
         """The answer in one line."""
@@ -91,7 +94,7 @@ class GuaranteeCheck(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row, and one for each part."""
-        values = {"status": self.status, "count": self.count, "of": self.of, "observed": self.observed}
+        values = {"status": self.together, "count": self.count, "of": self.of, "observed": self.observed}
         if not self.parts:
             return [{**values, "guaranteed": self.guarantee.level}]
         whole = {"part": "all", **values, "guaranteed": self.guarantee.level}
@@ -116,10 +119,11 @@ class GuaranteeCheck(Result):
             value, low, high = (f"{one:.3g}" if cost else percent(one) for one in share[:3])
             mean = "a mean of " if cost else ""
             observed += f", {mean}{value} ({100 * share.confidence:g} % interval {low} to {high})"
-        answer = {"kept": "Kept", "broken": "Broken", "too few to tell": "Too few images to tell"}[self.status]
+        answer = self.together if self.together != "too few to tell" else "too few images to tell"
+        start = f"All together: {answer}," if self.parts else f"{answer.capitalize()}:"
         own = f"About {percent(self.own)} of these images are the guard's own calibration images"
         caveat = f" {own}, so this is no independent check." if self.own else ""
-        return f"{answer}: {observed}; {limit}.{self._parts_in_words()}{caveat}"
+        return f"{start} {observed}; {limit}.{self._parts_in_words()}{caveat}"
 
     def _parts_in_words(self) -> str:
         broken = [part for part in self.parts if part.status == "broken"]
@@ -128,7 +132,11 @@ class GuaranteeCheck(Result):
         )
         details = f" ({named})" if broken and self.guarantee.kind != "cost" else ""
         kept = sum(part.status == "kept" for part in self.parts)
-        return f" Parts kept: {kept} of {len(self.parts)}; broken: {len(broken)}{details}." if self.parts else ""
+        words = [f"{kept} of {len(self.parts)} kept"]
+        words += [f"{len(broken)} broken{details}"] if broken else []
+        few = len(self.parts) - kept - len(broken)
+        words += [f"{few} with too few images to tell"] if few else []
+        return f" Parts: {', '.join(words)}." if self.parts else ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,7 @@ def check_guarantee(
         statuses.append(whole.status)
     worst: tuple[Status, ...] = ("broken", "too few to tell")
     status: Status = next((one for one in worst if one in statuses), "kept")
-    return GuaranteeCheck(status, guarantee, whole.count, whole.of, whole.observed, shift, own, checked)
+    return GuaranteeCheck(status, guarantee, whole.count, whole.of, whole.observed, shift, own, checked, whole.status)
 
 
 def _check_part(part: GuaranteePart, guarantee: Guarantee, confidence: float) -> PartCheck:

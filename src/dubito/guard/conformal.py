@@ -87,8 +87,8 @@ class PredictionSets:
         coverage: That probability, at least.
         method: "lac": the smallest sets on average, sometimes empty. "aps": never empty, and large where there are many
             classes, as it counts all the little probabilities too. "raps" and "saps": never empty, and smaller.
-        class_wise: For every class by itself, which needs many images of each. A class with too few is in all sets.
-        per: For every group of images by itself: the column with groups. Images of a group with too few calibration
+        class_wise: For every class separately, which needs many images of each. A class with too few is in all sets.
+        per: For every group of images separately: the column with groups. Images of a group with too few calibration
             images, or with none, have all classes in their sets.
         clusters: For so many clusters of classes, where class_wise lacks images; 0 for none.
         penalty: lambda of raps and saps; by default 0.01 and 0.1. Choose it on other images than these.
@@ -347,7 +347,7 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
         if sets.weighted:
             raise GuardError(
                 "Guard.fit: sets with weights hold for another population than the guard's calibration images, so a "
-                "guard does not keep them. Use them by themselves: sets.sets(table, weights)."
+                "guard does not keep them. Use them without a guard: sets.sets(table, weights)."
             )
         return replace(sets).fit(table)
     if not isinstance(sets, bool):

@@ -14,7 +14,7 @@ from dubito.guard.guard_words import group_name, rule_reasons
 from dubito.guard.identity import labels_are_classes, share_of_calibration_images
 from dubito.guard.shift import Observations, Shift, find_shift
 from dubito.guard.thresholds import NO_LIMIT
-from dubito.guard.verdict import Decisions, top_two
+from dubito.guard.verdict import Decisions, class_name, top_two
 from dubito.table import Table
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def _check(
                 about = accept & (observed.group == place)
                 parts.append(GuaranteePart(group_name(guard, place), about, counted, guarantee.level))
         lost, label = accept & observed.wrong, table.label.numpy()
-        parts += (GuaranteePart(f"missed {one.name}", label == one.label, lost, one.level) for one in guarantee.missed)
+        for rare in guarantee.missed:
+            name = f"missed {class_name(guard.classes, rare.label)}"
+            parts.append(GuaranteePart(name, label == rare.label, lost, rare.level))
     own = share_of_calibration_images(guard, table)
     return check_guarantee(guarantee, accept, wrong, shift, own=own, parts=parts)

@@ -22,7 +22,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
 from dubito.errors import GuardError, TableError
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold
+from dubito.guard.guarantee import CLASS, Guarantee
+from dubito.guard.thresholds import Threshold
 from dubito.table import Table
 from dubito.types import Json
 
@@ -125,11 +126,12 @@ def group_thresholds(
         else GroupThreshold(group, -math.inf, 0, 0, int(sizes[place]), _why_not_tested(own, sizes, place, len(tested)))
         for place, group in enumerate(groups)
     )
-    what = "predicted class" if guarantee.per == CLASS else f"group of '{guarantee.per}'"
     if all(one.reason for one in thresholds):
-        largest = max(thresholds, key=lambda one: one.of)
+        of_classes, largest = guarantee.per == CLASS, max(thresholds, key=lambda one: one.of)
+        what = "predicted class" if of_classes else f"group of '{guarantee.per}'"
+        name = f"class {largest.group}" if of_classes else repr(largest.group)
         raise GuardError(
-            f"no {what} has a threshold that keeps the guarantee: the largest, {largest.group!r}, is refused, because "
+            f"no {what} has a threshold that keeps the guarantee: the largest, {name}, is refused, because "
             f"{largest.reason}. Pass more labelled images, choose a larger risk, or leave out per."
         )
     accepted, errors = (sum(getattr(one, name) for one in thresholds) for name in ("accepted", "errors"))

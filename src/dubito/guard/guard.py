@@ -34,6 +34,7 @@ from dubito.guard.costs import CostMatrix
 from dubito.guard.decide import decide
 from dubito.guard.groups import Group, GroupThreshold, groups_in
 from dubito.guard.groups import limits as limits_of
+from dubito.guard.guarantee import CLASS, Guarantee
 from dubito.guard.guard_folder import FOLDER, read_guard, write_guard
 from dubito.guard.guard_words import facts
 from dubito.guard.identity import (
@@ -47,7 +48,7 @@ from dubito.guard.identity import (
 from dubito.guard.missed import MissedThreshold, missed_classes
 from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, Guarantee, Threshold, percent
+from dubito.guard.thresholds import Threshold, percent
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.guard.watch import Watch
 from dubito.metrics import wrong_predictions
@@ -136,7 +137,7 @@ class Guard(Result):
             costs: What predictions cost, in place of 1 for wrong ones: a matrix (true class, predicted class) of
                 numbers from 0 on. `risk` is then the largest mean cost of the accepted images, in the same unit.
             missed: By class, the largest share of its images that is accepted as another class: {"crack": 0.01}. Images
-                that may be of the class are refused. Holds besides, together with the other guarantee.
+                that may be of the class are refused. Holds in addition to the other guarantee.
             scores: Scores to choose among, by name or as a list; the first stays unless another is clearly better. By
                 default all that the columns allow, max-probability at the best temperature first, but no
                 uncertainty head. Scores that are fitted already, and heads, must have learned from other images than
@@ -156,12 +157,12 @@ class Guard(Result):
         check_model_first(model, table, by="Guard.fit", what="table")
         check_table(table, by="Guard.fit")
         table.require("logit", by="Guard.fit")
-        guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         names = table.classes if model is None else getattr(model, "classes", None) or table.classes
         count = table.shape("logit")[1]
         matrix = None if costs is None else CostMatrix.of(costs, count)
         rare = missed_classes(missed, names, count, by="Guard.fit")
-        guarantee = guarantee.extended(per=per, costs=matrix, missed=rare)
+        levels = {"risk": risk, "coverage": coverage, "false_alarms": false_alarms}
+        guarantee = Guarantee.of(confidence, per=per, costs=matrix, missed=rare, **levels)
         _check_inputs(guarantee, table, train, novel=novel, seed=seed)
         labelled = guarantee.needs_labels or has_model_labels(table)
         if labelled:
@@ -196,7 +197,7 @@ class Guard(Result):
         confidence 0.95, use 1 - 0.05 / 3 for each (Bonferroni). A risk that is chosen because it is the smallest that
         passes is one of many that were tried: choose one that you can accept anyway.
 
-        What holds besides stays: for every class or group, costs, missed classes.
+        What else is guaranteed stays: for every class or group, costs, missed classes.
 
         Args:
             risk: At most this share of the accepted images is wrong; or their largest mean cost.

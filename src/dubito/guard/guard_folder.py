@@ -15,11 +15,12 @@ from safetensors.numpy import load_file, save
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.costs import CostMatrix
 from dubito.guard.groups import GroupThreshold
+from dubito.guard.guarantee import CLASS, Guarantee, GuaranteeKind
 from dubito.guard.identity import class_counts
 from dubito.guard.missed import GRID, MissedThreshold
 from dubito.guard.selection import ScoreSelection
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, Guarantee, GuaranteeKind, Threshold
+from dubito.guard.thresholds import Threshold
 from dubito.scores.registry import check_registered
 from dubito.storage import COUNT, Place, SavedFolder, check_layout, write_file
 from dubito.table.provenance import Provenance

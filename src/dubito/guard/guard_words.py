@@ -7,9 +7,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.guard.groups import groups_in, some_groups
+from dubito.guard.guarantee import CLASS
 from dubito.guard.missed import alerts
 from dubito.guard.shift import Observations
-from dubito.guard.thresholds import CLASS, NO_LIMIT
+from dubito.guard.thresholds import NO_LIMIT
 from dubito.guard.verdict import class_name
 from dubito.table import Table
 
@@ -47,17 +48,17 @@ def rule_reasons(
     reasons: dict[int, tuple[str, str]] = {}
     per, places = guard.guarantee.per, observed.group
     if per is not None and places is not None:
-        what = "predicted class" if per == CLASS else per
+        what, numbered = "predicted class" if per == CLASS else per, per == CLASS and guard.classes is None
         values = groups_in(table, per, by="guard") if (places < 0).any() else places
         for row in limits.isneginf().nonzero()[:, 0].tolist():
             words = _refused_group(guard, int(places[row]), values[row])
-            reasons[row] = f"{what} without a threshold", f"{what} {words}"
+            reasons[row] = f"{what} without a threshold", f"{'predicted' if numbered else what} {words}"
     alert = alerts(guard.missed, table)
-    levels = {one.label: one for one in guard.guarantee.missed}
+    levels = {one.label: one.level for one in guard.guarantee.missed}
     for row in (alert >= 0).nonzero()[:, 0].tolist():
-        one = levels[int(alert[row])]
-        reason = f"may be {one.name}, of which at most {100 * one.level:g} % may be missed"
-        reasons[row] = f"may be {one.name}", reason
+        label = int(alert[row])
+        kind = f"may be {class_name(guard.classes, label)}"
+        reasons[row] = kind, f"{kind}, of which at most {100 * levels[label]:g} % may be missed"
     return reasons
 
 
@@ -71,8 +72,7 @@ def _refused_group(guard: "Guard", place: int, value: Any) -> str:
 def group_name(guard: "Guard", place: int) -> str:
     """The name of a class or group by its place among the guard's."""
     group = guard.groups[place].group
-    named = guard.guarantee.per == CLASS and guard.classes is not None
-    return class_name(guard.classes, int(group)) if named else str(group)
+    return class_name(guard.classes, int(group)) if guard.guarantee.per == CLASS else str(group)
 
 
 def _calibration(guard: "Guard") -> str:
@@ -98,11 +98,12 @@ def _groups(guard: "Guard") -> str:
 
 
 def _alerts(guard: "Guard") -> str:
-    names, words = {rule.label: rule.name for rule in guard.guarantee.missed}, []
+    words = []
     for one in guard.missed:
-        missed = f"{one.missed} of {one.of} calibration images of {names[one.label]} would be missed"
-        alert = f"{names[one.label]} from a probability of {one.value:.2g} on: {missed}"
-        words.append(f"{missed} without any alert" if math.isinf(one.value) else alert)
+        name, verb = class_name(guard.classes, one.label), "is" if one.missed == 1 else "are"
+        refused = f"refused as 'may be {name}' from a probability of {one.value:.2g} on"
+        alert = f"no image is refused as 'may be {name}'" if math.isinf(one.value) else refused
+        words.append(f"{alert}; {one.missed} of {one.of} calibration images of {name} {verb} missed")
     return "; ".join(words)
 
 

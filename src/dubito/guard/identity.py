@@ -8,7 +8,7 @@ import torch
 from dubito.cache.disk import model_identity
 from dubito.cache.labels import resolve_labels
 from dubito.errors import ImagesError, ModelError, OwnLabelsWarning, TableError
-from dubito.guard.thresholds import CLASS
+from dubito.guard.guarantee import CLASS
 from dubito.models.frozen import signature
 from dubito.models.wrap import eager
 from dubito.table import Table, chosen_rows

@@ -9,7 +9,7 @@ or where the image is refused as novel. With n_k of them and v_(1) <= v_(2) <= .
 
 F(v_(e + 1) -) is at most a Beta(e + 1, n_k - e) variable, so P(v < tau_k | k) <= alpha with confidence 1 - delta_k: the
 order statistic that also guarantees a coverage. Whether an image is refused for its uncertainty, too, does not count,
-so this holds with any threshold beside it. It takes `needed(alpha, 1 - delta_k)` images of the class.
+so this holds with any threshold on the uncertainty. It takes `needed(alpha, 1 - delta_k)` images of the class.
 
 The threshold on the uncertainty is tested on the same images, among those without an alert. For this, tau_k is rounded
 down to one of `LEVELS` levels (0; 0.5 / 4^j, down to 7e-15; none), which misses fewer; the threshold's tests are valid
@@ -19,7 +19,8 @@ delta is shared by the missed classes. Both rules are ours.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -28,13 +29,37 @@ from scipy.stats import binom
 from torch import Tensor
 
 from dubito.errors import GuardError, ValueRangeError
-from dubito.guard.thresholds import LEVELS, Guarantee, Missed, check_levels, needed
+from dubito.guard.thresholds import check_levels, needed
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice, check_number
 
+if TYPE_CHECKING:
+    from dubito.guard.guarantee import Guarantee
+
+LEVELS = 26
+"""How many levels thresholds are rounded to."""
 GRID = np.concatenate([[0.0], 0.5 * 4.0 ** -np.arange(LEVELS - 2.0)[::-1], [np.inf]])
 """The levels: far apart, because probabilities of confident networks span many decades."""
+
+
+@final
+@dataclass(frozen=True)
+class Missed:
+    """A class that is rarely missed.
+
+    Attributes:
+        label: The class, as an index.
+        level: The largest share of its images that is accepted as another class.
+        name: Its name, for the words.
+    """
+
+    label: int
+    level: float
+    name: str
+
+    def __post_init__(self) -> None:
+        check_levels(missed=self.level)
 
 
 class MissedThreshold(NamedTuple):
@@ -92,7 +117,7 @@ def missed_classes(missed: Any, classes: Sequence[str] | None, count: int, *, by
 
 
 def missed_thresholds(
-    guarantee: Guarantee, table: Table, novel: Sequence[bool] | np.ndarray
+    guarantee: "Guarantee", table: Table, novel: Sequence[bool] | np.ndarray, *, by: str
 ) -> tuple[MissedThreshold, ...]:
     """The thresholds of all missed classes, from labelled images that nothing was chosen on.
 
@@ -108,7 +133,10 @@ def missed_thresholds(
     for place, one in enumerate(guarantee.missed):
         own = label == one.label
         v = np.where((predicted == one.label) | np.asarray(novel), np.inf, p[:, place])[own]
-        value = missed_threshold(v, one, confidence)
+        try:
+            value = missed_threshold(v, one, confidence)
+        except GuardError as error:
+            raise GuardError(f"{by}: {error} {guarantee.shared(confidence)}") from error
         thresholds.append(MissedThreshold(one.label, value, int((v < value).sum()), len(v)))
     return tuple(thresholds)
 
@@ -122,11 +150,11 @@ def missed_threshold(v: Float64[np.ndarray, "n"], missed: Missed, confidence: fl
     """
     if len(v) < (enough := needed(missed.level, confidence)):
         share = math.ceil(1000 * (1 - (1 - confidence) ** (1 / max(1, len(v))))) / 1000
-        feasible = f"enough for {share:g}" if len(v) and share < 1 else "enough for no share"
+        feasible = f"a share of {share:g}" if len(v) and share < 1 else "no share"
         raise GuardError(
             f"to miss at most {missed.level:g} of the images of class {missed.name} with confidence {confidence:g} "
-            f"takes at least {enough} calibration images of this class; there are {len(v)}, {feasible}. Pass more "
-            f"of them, or choose a larger share."
+            f"takes at least {enough} calibration images of this class; there are {len(v)}, enough for {feasible}. "
+            f"Pass more of them, or choose a larger share in missed=."
         )
     e = int(binom.ppf(1 - confidence, len(v), missed.level))
     e -= int(binom.cdf(e, len(v), missed.level) > 1 - confidence)

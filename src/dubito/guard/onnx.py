@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError, first_words
-from dubito.guard.thresholds import CLASS
+from dubito.guard.guarantee import CLASS
 from dubito.models.from_onnx import BIAS, FEATURE, WEIGHT, fixed_input
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe

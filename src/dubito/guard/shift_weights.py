@@ -20,9 +20,10 @@ from torch import Tensor
 from dubito.errors import NotFittedError, TableError
 from dubito.guard._logistic import fit_logistic
 from dubito.table import Table
+from dubito.table.overlap import sketch
 from dubito.table.provenance import Provenance, check_provenance
 from dubito.types import finite_batches
-from dubito.validate import check_number, check_rows, check_same_model
+from dubito.validate import SHARED, check_number, check_rows, check_same_model, warn_shared
 
 _LARGEST = 30.0
 """Of log w."""
@@ -47,13 +48,14 @@ class DensityRatio:
         self.weight_: Float64[Tensor, "d"] | None = None
         self.bias_ = 0.0
         self.provenance_: Provenance | None = None
+        self._source: Table | None = None
 
     def fit(self, source: Table, target: Table) -> "DensityRatio":
         """Learn to tell images of the target from those of the source; labels are not read.
 
         Args:
             source: Images like the calibration images, but others.
-            target: Images like those to come.
+            target: Images like those to come, or these themselves.
         """
         for what, one in {"source": source, "target": target}.items():
             check_rows(one, by="DensityRatio.fit", least=2, what=what)
@@ -71,11 +73,11 @@ class DensityRatio:
         weight /= scale
         self.weight_ = torch.from_numpy(weight)
         self.bias_ = float(bias - mean @ weight + np.log(len(source) / len(target)))
-        self.provenance_ = source.provenance
+        self.provenance_, self._source = source.provenance, _sketched(source)
         return self
 
     def weights(self, table: Table) -> Float64[np.ndarray, "n"]:
-        """The weight w of every row."""
+        """The weight w of every row. Images of the source are warned of: sets must not be calibrated on them."""
         if self.weight_ is None:
             raise NotFittedError("DensityRatio: fit(source, target) comes first, with images of both.")
         table.require("feature", by="DensityRatio")
@@ -89,4 +91,20 @@ class DensityRatio:
         batches = finite_batches(table.batches("feature"), table.name, by="DensityRatio")
         parts = [torch.zeros(0, dtype=torch.float64)]
         parts += [batch.feature.double() @ self.weight_ + self.bias_ for batch in batches]
+        self._warn_of_source(table)
         return np.asarray(torch.cat(parts).clamp(-_LARGEST, _LARGEST).exp().numpy())
+
+    def _warn_of_source(self, table: Table) -> None:
+        """Warn of images that the ratio was fitted on as those of the source."""
+        if self._source is not None and (here := _sketched(table)) is not None:
+            harm = (
+                "Their weights are fitted to them, and those of new images are not, so sets that are calibrated with "
+                "them may not have the stated coverage. Fit the ratio on one half of them, and calibrate on the other."
+            )
+            warn_shared(here, self._source, by="DensityRatio.weights", what="the source", harm=harm, allowed=SHARED)
+
+
+def _sketched(table: Table) -> Table | None:
+    """What recognises the images of a table, without the table; None where features are too narrow."""
+    drawn = sketch(table.select("feature"))
+    return None if drawn is None else Table(feature=drawn, name=table.name)

@@ -133,6 +133,7 @@ class Decisions(Result, Sequence[Verdict]):
     titles: ClassVar = {"id": "image", "accept": "verdict"}
     columns: ClassVar = ("id", "accept", "predicted", "probability", "aleatoric", "epistemic", "reason")
     keys: ClassVar = tuple(one.name for one in fields(Verdict) if one.repr)
+    text_rows: ClassVar = 10
 
     ids: Sequence[str]
     classes: Sequence[str] | None
@@ -247,7 +248,7 @@ class Decisions(Result, Sequence[Verdict]):
         return f"Decisions({self.title()})"
 
     def __str__(self) -> str:
-        return "\n".join([self.title(), *map(str, self), *self.findings()])
+        return "\n".join([self.title(), *map(str, self[: self.text_rows]), *self._sentences()])
 
     def _html_body(self) -> str:
         """With the images at hand, cards with their pictures."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from dubito.guard.thresholds import Guarantee, images_needed, needed, percent
+from dubito.guard.guarantee import Guarantee
+from dubito.guard.thresholds import images_needed, needed, percent
 from dubito.guard.verdict import class_name
 from dubito.guard.watch_memory import KNOWN, TITLES, WatchMemory
 from dubito.result import Axes, Result, axes

@@ -20,8 +20,9 @@ from dubito.evaluate.evaluate import Evaluation, evaluate
 from dubito.explain.diagnosis import Diagnosis, diagnose
 from dubito.explain.structure import Structure, structure
 from dubito.guard import Guard
+from dubito.guard.guarantee import Guarantee
 from dubito.guard.missed import alerts
-from dubito.guard.thresholds import Guarantee, needed
+from dubito.guard.thresholds import needed
 from dubito.heads.linear_logits import linear_logits
 from dubito.protocols.corruption_curve import CorruptionCurves, corruption_curve
 from dubito.report.page import match_images
