@@ -171,7 +171,11 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(
         TableError, match=r"no score can be computed from table in memory .*\. Extract logits or features\.$"
     ):
-        compare(Table(label=[0, 1]))
+        compare(Table(feature=[[0.0], [1.0]], label=[0, 1]))
+    with pytest.warns(DubitoWarning, match="must be called"):
+        misspelt = Table(logits=table.logit, features=table.feature, labels=table.label)
+    with pytest.raises(TableError, match=r"^compare needs column 'logit'; .* The column 'logits' must be called 'log"):
+        compare(misspelt)
     with pytest.raises(ValueRangeError, match=r"question must be one of error AUROC, AURC.*; got 'x'"):
         compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
 

@@ -115,6 +115,8 @@ def compare(
         check_any_scores(chosen.scores, by="compare")
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
+        if "feature" not in table:
+            table.require("logit", by="compare")
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
         raise TableError(
             f"compare: no score can be computed from {table.name} ({reasons}). Extract logits or features."
