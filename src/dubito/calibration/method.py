@@ -40,7 +40,7 @@ class Calibration(ABC):
 
     Attributes:
         classes_: Number of classes, once fitted.
-        provenance_: Who made the table that it was fitted on.
+        provenance_: Provenance of the table that it was fitted on; None where it is not known.
     """
 
     name: ClassVar[str]
@@ -76,7 +76,7 @@ class Calibration(ABC):
 
     @abstractmethod
     def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-        """Calibrated logits, whose softmax are the calibrated probabilities: scaled logits, or log-probabilities."""
+        """Calibrated logits, whose softmax gives the calibrated probabilities: scaled logits, or log-probabilities."""
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the calibrated probability of every class; the probabilities of a row sum to 1."""
