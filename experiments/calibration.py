@@ -79,21 +79,21 @@ def table_of(name: str, data: Path, more: Path, cache: Path) -> Table:
 
 def study(table: Table, draws: int) -> dict[str, Any]:
     """Means over draws of halves, by method."""
-    found: dict[str, list[dict[str, float]]] = {}
+    by_method: dict[str, list[dict[str, float]]] = {}
     chosen: Counter[str] = Counter()
     few_classes = table.shape("logit")[1] <= 128
     names = [name for name in METHODS if few_classes or name not in ("dirichlet", "matrix")]
     for draw in range(draws):
         order = torch.randperm(len(table), generator=torch.Generator().manual_seed(draw))
         first, second = (table.rows(half.sort().values) for half in order.chunk(2))
-        found.setdefault("none", []).append(measured(second))
+        by_method.setdefault("none", []).append(measured(second))
         for name in names:
-            found.setdefault(name, []).append(measured(make_calibration(name).fit(first).apply(second)))
+            by_method.setdefault(name, []).append(measured(make_calibration(name).fit(first).apply(second)))
         if draw < min(CHOICES, draws):
             chosen[calibrate(first, seed=draw, resamples=200).chosen] += 1
     methods = {
         name: {key: round(float(np.mean([run[key] for run in runs])), 4) for key in runs[0]}
-        for name, runs in found.items()
+        for name, runs in by_method.items()
     }
     return {"images": len(table), "draws": draws, "chosen": dict(chosen), "methods": methods}
 

@@ -20,6 +20,7 @@ from dubito.guard import Guard
 from dubito.metrics import accuracy, nll
 from dubito.scores import Energy, Entropy, MaxLogit, MaxProbability, Neighbours, Temperature
 from dubito.table import Provenance, Table, concat
+from dubito.threads import torch_threads
 from tests.calibration.samples import sample
 
 FAST = {
@@ -212,6 +213,22 @@ def test_a_failed_fit_leaves_nothing_behind():
         method.fit(sample().rows(slice(0, 0)))
     with pytest.raises(NotFittedError):
         method.apply(sample())
+
+
+@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (30_000, 2)])
+def test_small_tables_are_fitted_with_one_thread_and_the_number_is_restored(rows, inside, monkeypatch):
+    seen = []
+
+    def fail(*_):
+        seen.append(torch.get_num_threads())
+        raise TableError("stop")
+
+    monkeypatch.setattr(METHODS["matrix"], "learn", fail)
+    with torch_threads(2):
+        with pytest.raises(TableError, match="stop"):
+            make_calibration("matrix").fit(sample(rows, 5))
+        assert torch.get_num_threads() == 2
+    assert seen == [inside]
 
 
 def test_another_model_is_refused():

@@ -71,7 +71,7 @@ def test_the_one_that_knows_is_better_and_the_rest_is_noise():
     )
 
 
-def test_noise_is_called_noise_and_of_equals_the_one_that_reads_the_least_is_chosen():
+def test_noise_is_called_noise_and_of_equals_the_one_that_needs_the_fewest_columns_is_chosen():
     result = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
     first = result.findings()[0]
     assert "cannot be distinguished on these 300 images (" in first
@@ -81,7 +81,8 @@ def test_noise_is_called_noise_and_of_equals_the_one_that_reads_the_least_is_cho
     assert result.choice == result.ranking[0]  # times differ from run to run
     result.costs["entropy"] = result.costs["entropy"]._replace(reads=("feature", "logit"))
     assert result.choice == "margin"
-    assert result.findings()[-1] == ("Of those that could be the best on all questions, margin reads the least.")
+    leading = "Of the scores that could be best on every question"
+    assert result.findings()[-1] == f"{leading}, margin needs the fewest columns."
 
 
 def test_aurc_is_better_when_lower():
@@ -171,7 +172,11 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(
         TableError, match=r"no score can be computed from table in memory .*\. Extract logits or features\.$"
     ):
-        compare(Table(label=[0, 1]))
+        compare(Table(feature=[[0.0], [1.0]], label=[0, 1]))
+    with pytest.warns(DubitoWarning, match="must be called"):
+        misspelt = Table(logits=table.logit, features=table.feature, labels=table.label)
+    with pytest.raises(TableError, match=r"^compare needs column 'logit'; .* The column 'logits' must be called 'log"):
+        compare(misspelt)
     with pytest.raises(ValueRangeError, match=r"question must be one of error AUROC, AURC.*; got 'x'"):
         compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
 
@@ -375,6 +380,8 @@ def test_the_best_at_corrupted_copies_is_the_choice_for_unseen_ood_images():
     )
     # The choice among scores of errors is the same as without copies.
     assert result.choice == compare(table, train=train, resamples=60).choice
+    lead = "Of the scores that could be best on every question except the corrupted copies, "
+    assert f"{lead}{result.choice} needs the fewest columns." in result.findings()
 
 
 def test_the_auroc_of_all_copies_is_the_mean_over_corruptions():
@@ -393,6 +400,7 @@ def test_corrupted_copies_are_enough_and_without_them_there_is_no_ood_choice():
     alone = compare(table, corrupted=copies(60, 1, shift=2.0).select("logit", "id"), scores=scores, resamples=20)
     assert [one.about for one in alone.questions] == ["corrupted copies"]
     assert alone.choice in alone["corrupted copies"].leading
+    assert alone.findings()[-1].startswith("Of the scores that could be best on this question, ")
     assert compare(images(60), scores=scores, resamples=20).ood_choice is None
 
 
@@ -402,8 +410,8 @@ def test_copies_that_are_not_corrupted_or_have_the_name_of_an_ood_table():
         compare(table, corrupted=copies(60), scores="entropy", resamples=20)
     with pytest.raises(TableError, match="no ood table may be called 'corrupted copies'"):
         compare(table, {"corrupted copies": images(9, seed=1)}, corrupted=copies(9, 2), scores="entropy")
-    for other, first in ((images(9, seed=1), "0"), (images(9, seed=1, id=[f"cats/{i}" for i in range(9)]), "cats/0")):
-        expected = rf"ids such as 'blur-5/000000'; set 1 has '{first}'. Extract dubito.data.CorruptedCopies"
+    for other, first in ((images(9, seed=1), "0"), (images(9, seed=1, id=[f"fog/{i}" for i in range(9)]), "fog/0")):
+        expected = rf"like NAME-SEVERITY/IMAGE, such as 'fog-1/000000'; set 1 has '{first}'. Extract dubito.data"
         with pytest.raises(TableError, match=expected):
             compare(table, corrupted=other, scores="entropy")
     with pytest.raises(TableError, match="compare: corrupted needs at least 1 row"):

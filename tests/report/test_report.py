@@ -147,7 +147,7 @@ def test_a_tie_is_called_a_tie_and_a_lead_a_lead():
     answer = summary(tied)[1]
     assert answer.sentences[0].startswith("It is a tie: at finding wrong predictions, ")
     assert answer.short.replace(" ", "_") == tied.comparison.choice
-    assert "None of them reads less" in answer.sentences[0]
+    assert "None of them needs fewer columns" in answer.sentences[0]
 
 
 def test_the_last_layer_is_recovered_from_features_and_logits(report):

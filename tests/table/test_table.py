@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dubito.errors import DubitoError, MissingColumnError, TableError
+from dubito.errors import DubitoError, DubitoWarning, MissingColumnError, TableError
 from dubito.table import Column, Provenance, Table, check_table, to_tensor
 
 LOGIT = [[2.0, 0.0], [0.0, 1.0], [0.5, 0.25]]
@@ -185,12 +186,26 @@ def test_a_missing_column_says_who_writes_it():
     extracted = Table(logit=LOGIT, provenance=Provenance(weights="ab12"))
     with pytest.raises(MissingColumnError, match=r"has logit\. It is written by dubito\.cache\.label_cache"):
         _ = extracted.label
-    with pytest.raises(MissingColumnError, match=r"has logits\. Did you mean 'logits'\? Pass it as logit="):
-        Table(logits=LOGIT).select("logit")
     with pytest.raises(MissingColumnError, match="needs column 'logit'; table in memory has no columns"):
         Table().select("logit")
     with pytest.raises(MissingColumnError, match=r"table\.shape\('feature'\) needs column 'feature'"):
         table.shape("feature")
+
+
+def test_a_plural_or_misspelt_column_is_warned_of_once_and_named_by_errors():
+    message = r"The column 'logits' must be called 'logit'\. Pass it as logit=\.\.\. to dubito\.Table\."
+    with pytest.warns(DubitoWarning, match=message) as warned:
+        table = Table(logits=LOGIT, camera=["a", "b", "a"], labeler=[0, 1, 2], idx=[0, 1, 2])
+    assert [one.filename for one in warned] == [__file__]
+    with pytest.raises(MissingColumnError, match=rf"needs column 'logit'; .* has logits, .*, idx\. {message}"):
+        table.select("logit")
+    with pytest.warns(DubitoWarning, match="The column 'lables' must be called 'label'"):
+        Table(logit=LOGIT).extended(lables=[0, 1, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table.rows([0])
+        table.extended(camera=["c", "d", "c"])
+        Table(logit=LOGIT, logits=LOGIT)  # a column of its own
 
 
 def test_a_missing_column_is_a_missing_attribute():

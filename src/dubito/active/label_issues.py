@@ -50,8 +50,8 @@ from dubito.validate import check_classes, check_model_labels, check_number, che
 
 _SAMPLE = 10_000
 """Rows on which temperature and noise are fitted, at most: more change neither of them much."""
-_FEW, _NEAR = 2_500, 0.1
-"""Rows that show the temperature roughly, and how far the logarithm of the best one may be from theirs."""
+_SUBSAMPLE, _NEAR = 2_500, 0.1
+"""Rows of a part that shows the temperature roughly, and how far the logarithm of the best one may be from theirs."""
 _SIMILAR = 5_000
 """Of these, rows on which similar classes are found, at most."""
 _LEAST_SHARE = 0.01
@@ -101,9 +101,9 @@ def find_label_issues(
         check_model_labels(table, by=by)
         check_classes(table.label, table.shape("logit")[1], by=by)
         check_two_classes(table.rows(slice(0, 1)).logit, by)
-    source = _cross_validated(table, label, folds, seed) if cross_validate else table
-    noise = _fit_noise(source, label)
-    own, mistaken, other, predicted = _probabilities(source, label, noise)
+    predictions = _cross_validated(table, label, folds, seed) if cross_validate else table
+    noise = _fit_noise(predictions, label)
+    own, mistaken, other, predicted = _probabilities(predictions, label, noise)
     wrong = noise.posterior(own, mistaken)
     order = np.argsort(-wrong, kind="stable")
     count = _default_count(wrong[order]) if least is None else int((wrong >= least).sum())
@@ -324,7 +324,7 @@ class _Likelihood:
     def minimum(self, loss: Callable[[float], float]) -> tuple[float, float]:
         """The logarithm of the best temperature, and the loss there; of many rows, some show where to look."""
         low, high = np.log(_TEMPERATURES)
-        if (step := len(self.label) // _FEW) > 1:
+        if (step := len(self.label) // _SUBSAMPLE) > 1:
             some = _Likelihood(np.ascontiguousarray(self.shifted[::step]), self.label[::step])
             near, _ = some.minimum(getattr(some, loss.__name__))
             low, high = max(low, near - _NEAR), min(high, near + _NEAR)

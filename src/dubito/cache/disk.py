@@ -27,6 +27,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from dubito.cache.arrays import is_npz, open_npz_table
 from dubito.cache.labels import label_table
 from dubito.cache.shards import FORGED, HEAD, ROWS, Shard, list_shards, remove_shard, shard_at, sharded_column
 from dubito.choices import LabelSpace
@@ -294,10 +295,10 @@ def open_cache(
     labels: Labels | None = None,
     label_space: LabelSpace | None = None,
 ) -> Table:
-    """The table of a finished cache.
+    """The table of a finished cache, or of an .npz file with the arrays `logit`, `feature`, `label`, `id` or `classes`.
 
     Args:
-        folder: The folder or address that was passed to extract as `to`.
+        folder: The folder or address that was passed to extract as `to`, or an .npz file.
         model: The model that must have made it, its name, or its `model_identity`, which fills in what the cache has
             not recorded, or recorded in another form; None takes any cache.
         labels: Labels to use in place of the cache's own, for this table alone: a CSV file, a frame, a mapping from
@@ -309,6 +310,11 @@ def open_cache(
         StaleCacheError: The cache's weights or transform are not this model's.
     """
     folder = to_place(folder)
+    if is_npz(folder):
+        if model is not None:
+            raise CacheError(f"open: the arrays of '{folder}' do not record their model. Leave model out.")
+        table = open_npz_table(folder)
+        return table if labels is None else label_table(table, labels, label_space)
     manifest = finished_manifest(folder)
     if model is not None and not isinstance(model, Provenance):
         model = model_identity(as_classifier(model, by="open"))

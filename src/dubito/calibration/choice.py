@@ -22,9 +22,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from dubito import metrics as measures
+from dubito.cache.runner import bar
 from dubito.calibration._affine import EXACT, MixingScaling
 from dubito.calibration.isotonic import ClassWiseIsotonic
-from dubito.calibration.method import Calibration
+from dubito.calibration.method import Calibration, threads_for
 from dubito.calibration.registry import METHODS, make_calibration
 from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import Reliability, reliability_of
@@ -51,6 +52,7 @@ def calibrate(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
+    progress: bool = True,
 ) -> "CalibrationChoice":
     """Compare calibration methods by cross-validation, and fit the one that is recommended on all rows.
 
@@ -63,6 +65,7 @@ def calibrate(
         confidence: Probability that the true best is among the methods whose gap to the best may be zero.
         resamples: Number of resamples of the paired bootstrap.
         seed: Seed of the folds and of the bootstrap.
+        progress: Whether to show a progress bar on a terminal.
 
     >>> table = Table(logit=[[4.0, 0.0], [0.0, 4.0], [4.0, 0.0]] * 30, label=[0, 1, 1] * 30)
     >>> calibrate(table, ["temperature"], resamples=50).chosen
@@ -76,30 +79,26 @@ def calibrate(
     named, left_out = _named(methods, table)
     fold = _folds(table, folds, seed)
     columns, seconds = {NONE: _columns(table)}, {NONE: 0.0}
-    for name, method in named.items():
-        start = perf_counter()
-        try:
-            columns[name] = _predicted(method, table, fold)
-        except DubitoError as error:
-            if methods is not None:
-                raise
-            left_out[name] = str(error)
-            continue
-        seconds[name] = (perf_counter() - start) / folds
-    gaps = _gaps(columns, confidence=confidence, resamples=resamples, seed=seed)
     bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
     result = CalibrationChoice(table.name, len(table), folds, confidence, left_out=left_out)
-    for name, of in columns.items():
-        result.methods[name] = MethodQuality(
-            gap_to_best=gaps[name],
-            nll=measures.interval(measures.mean, of["nll"], **bootstrap),
-            brier=measures.interval(measures.mean, of["brier"], **bootstrap),
-            ece=measures.interval(measures.ece, of["confidence"], of["correct"], **bootstrap),
-            smooth_ece=measures.interval(measures.smooth_ece, of["confidence"], of["correct"], **bootstrap),
-            accuracy=float(of["correct"].double().mean()),
-            fit_seconds=seconds[name],
-        )
-        result.reliability[name] = reliability_of(of)
+    with threads_for(table), bar("calibrate", 2 * len(named) + 1, unit="steps", show=progress) as advance:
+        for name, method in named.items():
+            advance(0, f"fit {name}")
+            start = perf_counter()
+            try:
+                columns[name] = _predicted(method, table, fold)
+            except DubitoError as error:
+                if methods is not None:
+                    raise
+                left_out[name] = str(error)
+            seconds[name] = (perf_counter() - start) / folds
+            advance(1 if name in columns else 2)
+        gaps = _gaps(columns, **bootstrap)
+        for name, of in columns.items():
+            advance(0, f"intervals of {name}")
+            result.methods[name] = _quality(of, gaps[name], seconds[name], bootstrap)
+            result.reliability[name] = reliability_of(of)
+            advance(1)
     if result.chosen != NONE:
         result.method = named[result.chosen].fit(table)
     return result
@@ -315,6 +314,19 @@ def _columns(table: Table) -> dict[str, Tensor]:
         for logits, label in labelled_logits(table, by="calibrate")
     ]
     return dict(zip(("confidence", *per_row), map(torch.cat, zip(*parts, strict=True)), strict=True))
+
+
+def _quality(of: Mapping[str, Tensor], gap: GapToBest, seconds: float, bootstrap: Any) -> MethodQuality:
+    """All numbers of one method on held-out rows."""
+    return MethodQuality(
+        gap_to_best=gap,
+        nll=measures.interval(measures.mean, of["nll"], **bootstrap),
+        brier=measures.interval(measures.mean, of["brier"], **bootstrap),
+        ece=measures.interval(measures.ece, of["confidence"], of["correct"], **bootstrap),
+        smooth_ece=measures.interval(measures.smooth_ece, of["confidence"], of["correct"], **bootstrap),
+        accuracy=float(of["correct"].double().mean()),
+        fit_seconds=seconds,
+    )
 
 
 def _gaps(

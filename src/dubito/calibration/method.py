@@ -12,6 +12,7 @@ logits (a score, a guard, a calibration) refuses the table.
 
 import hashlib
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -25,10 +26,13 @@ from dubito.table import Provenance, Table, check_table
 from dubito.table.provenance import check_provenance
 from dubito.table.table import Exact, take
 from dubito.table.views import Computed
+from dubito.threads import torch_threads
 from dubito.types import finite
 from dubito.validate import check_model_labels
 
 _BLOCK = 2048
+_SMALL = 2**17
+"""Most logits that one thread computes with: more gain little, and wait long for each other on a busy machine."""
 _REPAIR = "Fit on held-out images of the classes that the model was trained for."
 AnyCalibration = TypeVar("AnyCalibration", bound="Calibration")
 
@@ -40,7 +44,7 @@ class Calibration(ABC):
 
     Attributes:
         classes_: Number of classes, once fitted.
-        provenance_: Who made the table that it was fitted on.
+        provenance_: Provenance of the table that it was fitted on; None where it is not known.
     """
 
     name: ClassVar[str]
@@ -66,7 +70,8 @@ class Calibration(ABC):
             raise TableError(f"{by} needs at least 2 classes; {table.name} has {table.shape('logit')[1]}.")
         for _ in labelled_logits(table, by=by, repair=_REPAIR):
             pass  # every block is checked before anything is learned
-        self.learn(table)
+        with threads_for(table):
+            self.learn(table)
         self.classes_, self.provenance_ = table.shape("logit")[1], table.provenance
         return self
 
@@ -76,7 +81,7 @@ class Calibration(ABC):
 
     @abstractmethod
     def calibrated(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-        """Calibrated logits, whose softmax are the calibrated probabilities: scaled logits, or log-probabilities."""
+        """Calibrated logits, whose softmax gives the calibrated probabilities: scaled logits, or log-probabilities."""
 
     def log_probability(self, logits: Float[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
         """The logarithm of the calibrated probability of every class; the probabilities of a row sum to 1."""
@@ -157,3 +162,9 @@ class Calibration(ABC):
             )
         both = f"{table.name} and the table that {self.name} was fitted on"
         check_provenance(table.provenance, self.provenance_, by=by, of=both)
+
+
+def threads_for(table: Table) -> AbstractContextManager[None]:
+    """Inside, torch computes with one thread if a table is small, and with as many as before if it is not."""
+    n, c = table.shape("logit")
+    return torch_threads(1 if n * c <= _SMALL else torch.get_num_threads())

@@ -98,7 +98,7 @@ OtherModel = Annotated[
     str | None, option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own")
 ]
 Device = Annotated[str | None, option("cpu, cuda or mps.", show_default="cpu")]
-Cache = Annotated[Place, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
+Cache = Annotated[Place, Argument(metavar="CACHE", help="A folder that `dubito extract` filled, or an .npz of arrays.")]
 Scores = Annotated[
     list[str],
     Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default, all that apply."),
@@ -464,7 +464,11 @@ def describe_inputs(made: "Provenance | None") -> str | None:
 
 
 def is_cache(place: str) -> bool:
-    """Whether a place is a cache rather than images."""
+    """Whether a place is a cache, or an .npz file of columns, rather than images."""
+    if place.lower().endswith(".npz"):
+        from dubito.cache.arrays import holds_columns, is_npz
+
+        return is_npz(to_place(place)) and holds_columns(to_place(place))
     return (to_place(place) / "manifest.json").is_file()
 
 

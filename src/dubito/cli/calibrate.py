@@ -37,8 +37,7 @@ def calibrate(
 
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
-    with screen.waiting("fitting every method on every fold"):
-        choice = choose(table, method or None, folds=folds, **vars(bootstrap))
+    choice = choose(table, method or None, folds=folds, **vars(bootstrap), progress=not screen.quiet)
     saved = save_calibration(choice.method, to) if to is not None and choice.method is not None else None
     if to is not None and choice.method is None:
         screen.note(f"nothing is saved in '{to}': no calibration is recommended.")

@@ -115,6 +115,8 @@ def compare(
         check_any_scores(chosen.scores, by="compare")
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
+        if "feature" not in table:
+            table.require("logit", by="compare")
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
         raise TableError(
             f"compare: no score can be computed from {table.name} ({reasons}). Extract logits or features."
@@ -280,7 +282,7 @@ class Comparison(Result):
 
     @property
     def choice(self) -> str | None:
-        """Of the scores that could be the best on every question, the one that reads the least; None if there is none.
+        """Of the scores that could be best on every question, the one that needs the fewest columns; None without any.
 
         A score that reads what a single pass of the model writes comes before any that needs further passes, one that
         reads logits alone before one that reads features, and then the better one. Measured times do not count: they
@@ -337,11 +339,12 @@ class Comparison(Result):
                 f"images best (AUROC {best:.3f})."
             )
         questions = [one for one in self.questions if one.about != CORRUPTED] or self.questions
-        every = "all questions" if len(questions) > 1 else "this question"
+        every = "every question" if len(self.questions) > 1 else "this question"
+        every += " except the corrupted copies" if len(questions) < len(self.questions) else ""
         if self.choice is None:
-            sentences.append(f"No score could be the best on {every}: choose by what you want to find.")
+            sentences.append(f"No score could be best on {every}: choose by what you want to find.")
         elif len(self.costs) > 1:
-            sentences.append(f"Of those that could be the best on {every}, {self.choice} reads the least.")
+            sentences.append(f"Of the scores that could be best on {every}, {self.choice} needs the fewest columns.")
         by_reason: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             by_reason.setdefault(why.removesuffix("."), []).append(name)
@@ -390,9 +393,9 @@ def _checked_tables(table: Table, train: Any, ood: Any, corrupted: Table | None)
         other = next((name for name in corrupted.row_ids() if not is_corrupted_copy(name)), None)
         if other is not None:
             raise TableError(
-                f"compare: corrupted must be a table of corrupted copies, with ids such as 'blur-5/000000'; "
-                f"{corrupted.name} has '{other}'. Extract dubito.data.CorruptedCopies(images), or pass other OOD "
-                f"images as ood."
+                f"compare: corrupted must be a table of corrupted copies, with ids that look like NAME-SEVERITY/IMAGE, "
+                f"such as 'fog-1/000000'; {corrupted.name} has '{other}'. Extract dubito.data.CorruptedCopies(images), "
+                f"rename your own copies, or pass other OOD images as ood."
             )
         others[CORRUPTED] = corrupted
         pairs.append((CORRUPTED, corrupted))

@@ -109,7 +109,7 @@ def _caveats(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _lead(comparison: Comparison, best: str) -> str:
-    """Why this score: it leads, or it reads the least of those that tie."""
+    """Why this score: it leads, or it needs the fewest columns of those that tie."""
     tied = [name for name in comparison.ranking if all(name in one.leading for one in comparison.questions)]
     cost = f"{comparison.costs[best].microseconds:.1f} µs per image"
     what = listed([_about(one) for one in comparison.questions if one.metric != "aurc"] or ["errors"])
@@ -123,7 +123,7 @@ def _lead(comparison: Comparison, best: str) -> str:
     others = listed([words(name) for name in tied if name != best])
     return (
         f"It is a tie: at finding {what}, {words(best)} cannot be distinguished from {others} on these images. None "
-        f"of them reads less ({cost})."
+        f"of them needs fewer columns ({cost})."
     )
 
 

@@ -4,7 +4,9 @@ Users with arrays build one directly; extraction returns one. Scores and metrics
 Columns that every extraction writes are attributes: id, label (n), feature (n,d), logit (n,c), loss (n).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
@@ -14,14 +16,16 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dubito.choices import suggestion
-from dubito.errors import MissingColumnError, TableError
+from dubito.choices import nearest, suggestion
+from dubito.errors import DubitoWarning, MissingColumnError, TableError, users_level
 from dubito.table.columns import writer_of
 from dubito.table.provenance import Provenance
 
 _PREVIEW = 5
 """Rows that a notebook shows."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
+_CHANCE = 3
+"""Letters of a name that may be like another one by chance."""
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
 """Which rows: a slice, a boolean mask (n) or indices, negative ones counting from the end."""
@@ -73,8 +77,8 @@ class Table:
         self.name, self.skipped, self.provenance = name, skipped, provenance
         self.classes, self.label_space = classes, label_space
         self.label_names = classes if label_names is None and label_space == "model" else label_names
-        self._columns = {key: _column(key, value) for key, value in columns.items() if value is not None}
-        _check_shapes(self._columns, name)
+        self._columns = _checked(columns, name)
+        _warn_of_misspelt(self, columns)
 
     def __len__(self) -> int:
         return next((column.shape[0] for column in self._columns.values()), 0)
@@ -179,9 +183,9 @@ class Table:
 
     def _repair(self, missing: str) -> str:
         """How to get a missing column: by its own name, as an array, or from the probe that writes it."""
-        alike = [one for one in self._columns if one not in _AXES and one.removesuffix("s") == missing]
-        if alike:
-            return f"Did you mean '{alike[0]}'? Pass it as {missing}=... to dubito.Table."
+        alike = next((one for one in self._columns if usual_name(one, [missing]) == missing), None)
+        if alike is not None:
+            return f"The column '{alike}' must be called '{missing}'. Pass it as {missing}=... to dubito.Table."
         writer = writer_of(missing)
         by_probe = f"It is written by {writer}." if writer else "Run the probe that writes it."
         arrays = self.provenance is None and missing in _AXES
@@ -211,12 +215,16 @@ class Table:
 
     def extended(self, **columns: Any) -> "Table":
         """The same rows with further columns."""
-        return self.with_only({**self._columns, **columns})
+        table = self.with_only({**self._columns, **columns})
+        _warn_of_misspelt(table, columns)
+        return table
 
     def with_only(self, columns: Mapping[str, Any], *, name: str | None = None) -> "Table":
         """A table of other columns about which the same is known: classes, labels, provenance and skipped images."""
-        known = {key: value for key, value in vars(self).items() if key != "_columns"}
-        return Table(**{**known, "name": name or self.name}, **columns)
+        table = copy.copy(self)
+        table.name = name or self.name
+        table._columns = _checked(columns, table.name)
+        return table
 
 
 def check_table(table: object, *, by: str, what: str = "table") -> None:
@@ -228,6 +236,19 @@ def check_table(table: object, *, by: str, what: str = "table") -> None:
             f"{by}: {what} must be a table, from dubito.extract or dubito.open; got {type(table).__name__}. "
             f"Make one from arrays: dubito.Table(logit=..., feature=..., label=...)."
         )
+
+
+def usual_name(column: str, names: Iterable[str] = _AXES) -> str | None:
+    """The name of a usual column that another one is the plural or a misspelling of; None for a name of its own.
+
+    >>> usual_name("logits"), usual_name("lable"), usual_name("labeler"), usual_name("camera")
+    ('logit', 'label', None, None)
+    """
+    if column in _AXES:
+        return None
+    one = column.lower().removesuffix("s")
+    alike = nearest(one, names, cutoff=0.8, or_first=False)
+    return next((name for name in alike if name == one or (len(one) > _CHANCE and abs(len(name) - len(one)) < 2)), None)
 
 
 def to_tensor(values: Any, what: str) -> Tensor:
@@ -303,6 +324,25 @@ def _column(key: str, value: Any) -> Column:
     if key in ("feature", "logit", "loss"):
         return tensor if tensor.dtype == torch.float64 else tensor.float()
     return tensor.long() if key == "label" and not tensor.is_floating_point() else tensor
+
+
+def _checked(columns: Mapping[str, Any], name: str) -> dict[str, Column]:
+    """Columns as a table has them, of one length."""
+    checked = {key: _column(key, value) for key, value in columns.items() if value is not None}
+    _check_shapes(checked, name)
+    return checked
+
+
+def _warn_of_misspelt(table: Table, columns: Iterable[str]) -> None:
+    """Warn of new columns whose names are nearly those of usual ones, which the table lacks."""
+    for column in columns:
+        usual = usual_name(column)
+        if usual is not None and usual not in table:
+            warnings.warn(
+                f"The column '{column}' must be called '{usual}'. Pass it as {usual}=... to dubito.Table.",
+                DubitoWarning,
+                stacklevel=users_level(),
+            )
 
 
 def _is_text(value: Any) -> bool:
