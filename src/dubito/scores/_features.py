@@ -9,8 +9,8 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._last_layer import once
 from dubito.table import Table
+from dubito.table.folds import folds_of
 from dubito.types import Score, finite_batches
-from dubito.validate import check_rows
 
 _AT_ONCE = 8192
 
@@ -74,11 +74,14 @@ def means_of_classes(
 
 
 def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
-    """Which rows to hold out: a fifth, drawn at random; TableError where there are fewer than five."""
-    check_rows(table, by=by, least=5)
-    out = torch.zeros(len(table), dtype=torch.bool)
-    out[torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[: len(table) // 5]] = True
-    return out
+    """Which rows to hold out: those of a fifth of the images, drawn at random; TableError for fewer than five."""
+    fold = folds_of(table, 5, seed=seed)
+    if int(fold.max()) < 4:
+        raise TableError(
+            f"{by}: table needs at least 5 images, of which one is held out; {table.name} has {int(fold.max()) + 1}. "
+            f"Pass a table with more images."
+        )
+    return fold == 0
 
 
 def with_held_out(
