@@ -8,8 +8,8 @@ Park, Jung & Teoh 2023 (NNGuide). A product is of use only where both factors ar
 would rank the image farthest from the in-distribution ones as the most certain. So:
 
 - A sum of exponentials changes with a constant that is added to all logits of a row, and the softmax does not. Where
-  an image of the bank has an energy of zero or less, energies are those of logits less their mean over the classes,
-  which by Jensen are at least log c > 0 for every image; otherwise they are the paper's.
+  the median energy of the bank is zero or less, energies are those of logits less their mean over the classes, which
+  by Jensen are at least log c > 0 for every image; otherwise they are the paper's, whatever single images have.
 - u = -(e+ g+ + e- + g-), with positive parts e+, g+ and negative parts e-, g- (zero or less). It is the paper's where
   both are positive, continuous, and never grows with the energy or the guidance.
 
@@ -84,7 +84,7 @@ class NNGuide(ScoreOfFeatures):
         hint = f"The bank has {size} rows: fit on more images or choose a smaller k."
         check_number(self.k, f"[1, {size}]", by="nnguide.fit", what="k", whole=True, hint=hint, error=TableError)
         bank, energy = unit_bank(table, rows, "nnguide.fit"), self._energies(table, rows, centred=False)
-        self.centred_ = bool((energy <= 0).any())
+        self.centred_ = bool(energy.median() <= 0)
         if self.centred_:
             energy = self._energies(table, rows, centred=True)
         self.bank_ = bank.mul_(energy.float()[:, None])
