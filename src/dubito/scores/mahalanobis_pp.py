@@ -92,7 +92,11 @@ class MahalanobisPP(ScoreOfGaussians):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
         self.check_width(batch, self.means_.shape[1])
-        z = unit(batch.feature.double(), self.power_) * self.length_**self.power_
+        return self.distance(batch.feature)
+
+    def distance(self, feature: Float[Tensor, "n d"]) -> Float64[Tensor, "n"]:
+        """The same from features, unchecked."""
+        z = unit(feature.double(), self.power_) * self.length_**self.power_
         return self.gaussians.distances(z, relative=self.relative)
 
     def _fitted(

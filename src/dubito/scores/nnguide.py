@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.scores._features import ScoreOfFeatures, drawn, unit, unit_bank
+from dubito.scores.neighbours import Search, most_similar
 from dubito.table import Table
 from dubito.types import check_finite
 from dubito.validate import check_number, check_seed
@@ -91,15 +92,17 @@ class NNGuide(ScoreOfFeatures):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The guided energy of every row."""
-        import faiss  # noqa: PLC0415 (slow to import; most scores need none of it)
-
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="nnguide.score", what="k", whole=True, hint=hint, error=TableError)
-        z = unit(batch.feature).float()
-        nearest, _ = faiss.knn(z.contiguous().numpy(), self.bank_.numpy(), self.k, metric=faiss.METRIC_INNER_PRODUCT)
-        guidance = torch.from_numpy(nearest).double().mean(1)
-        return guided_energy(energies(batch.logit, centred=self.centred_), guidance)
+        return self.guided(batch.feature, batch.logit)
+
+    def guided(
+        self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"], search: Search = most_similar
+    ) -> Float64[Tensor, "n"]:
+        """The same from features and logits, unchecked."""
+        guidance = search(unit(feature), self.bank_, self.k)[0].double().mean(1)
+        return guided_energy(energies(logits, centred=self.centred_), guidance)
 
     def _energies(self, table: Table, rows: Tensor | None, *, centred: bool) -> Float64[Tensor, "b"]:
         size, logits = len(table) if rows is None else len(rows), table.select("logit")
