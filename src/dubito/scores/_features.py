@@ -73,15 +73,20 @@ def means_of_classes(
     return sums / counts[:, None], counts
 
 
-def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
-    """Which rows to hold out: those of a fifth of the images, drawn at random; TableError for fewer than five."""
+def fifths(table: Table, seed: int, by: str) -> Int64[Tensor, "n"]:
+    """The fold of every row, one of five, drawn at random by image; TableError for fewer than five images."""
     fold = folds_of(table, 5, seed=seed)
-    if int(fold.max()) < 4:
+    if len(fold) == 0 or int(fold.max()) < 4:
         raise TableError(
-            f"{by}: table needs at least 5 images, of which one is held out; {table.name} has {int(fold.max()) + 1}. "
+            f"{by}: table needs at least 5 images, of which one is held out; {table.name} has {len(fold.unique())}. "
             f"Pass a table with more images."
         )
-    return fold == 0
+    return fold
+
+
+def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
+    """Which rows to hold out: those of a fifth of the images, drawn at random; TableError for fewer than five."""
+    return fifths(table, seed, by) == 0
 
 
 def with_held_out(
