@@ -75,7 +75,7 @@ class AffineScaling(Calibration):
 
     def learn(self, table: Table) -> None:
         """Temperature first, then the weights around it."""
-        few = len(images_of(table).unique()) < _FEW
+        few = len(torch.unique(images_of(table))) < _FEW
         fold = folds_of(table, _HELD_OUT, seed=0)
         table, c = _held(table), table.shape("logit")[1]
         self.temperature_ = fit_temperature(table)

@@ -76,10 +76,9 @@ def means_of_classes(
 def fifths(table: Table, seed: int, by: str) -> Int64[Tensor, "n"]:
     """The fold of every row, one of five, drawn at random by image; TableError for fewer than five images."""
     fold = folds_of(table, 5, seed=seed)
-    if len(fold) == 0 or int(fold.max()) < 4:
+    if (images := len(torch.unique(fold))) < 5:  # each image is a fold of its own
         raise TableError(
-            f"{by}: table needs at least 5 images, of which one is held out; {table.name} has {len(fold.unique())}. "
-            f"Pass a table with more images."
+            f"{by}: table needs at least 5 images, to hold some out; {table.name} has {images}. Pass a table with more."
         )
     return fold
 
