@@ -6,10 +6,11 @@ import torch
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from dubito.calibration import DirichletScaling, MatrixScaling, TemperatureScaling, VectorScaling
+from dubito.calibration import DirichletScaling, MatrixScaling, TemperatureScaling, VectorScaling, calibrate
 from dubito.errors import DubitoWarning, ValueRangeError
-from dubito.metrics import nll
+from dubito.metrics import nll, nll_per_row
 from dubito.table import Table
+from dubito.table.folds import folds_of
 from tests.calibration.samples import sample
 
 INF = float("inf")
@@ -98,6 +99,29 @@ def test_deviations_are_chosen_by_what_the_rows_say():
     mixed, test = (one.extended(logit=one.logit @ swap) for one in (mixed, test))
     losses = {m.name: nll(m.fit(mixed).apply(test).logit, test.label) for m in (VectorScaling(), MatrixScaling())}
     assert losses["matrix"] < losses["vector"] - 0.01
+
+
+def copies(times: int = 20) -> Table:
+    """Crops of 25 images of ten classes, alike but for little noise."""
+    few, noise = sample(25, 10), torch.Generator().manual_seed(0)
+    logit = few.logit.repeat(times, 1)
+    logit = logit + 0.05 * torch.randn(logit.shape, generator=noise)
+    names = [f"{image:02d}@{epoch}" for epoch in range(times) for image in range(25)]
+    return Table(logit=logit, label=few.label.repeat(times), id=names)
+
+
+def test_deviations_are_chosen_on_other_images_than_the_weights_learn_from():
+    rows = copies()
+    apart = rows.select("logit", "label")  # rows that are taken for images of their own
+    assert VectorScaling().fit(apart).deviation_ > VectorScaling().fit(rows).deviation_
+    # So it is inside the cross-validation of methods.
+    losses = [calibrate(one, ["vector"], resamples=50)["vector"].nll.value for one in (rows, apart)]
+    fold = folds_of(rows, 5, seed=0)
+    parts = []
+    for one in range(5):
+        held_out, rest = rows.rows(fold == one), rows.rows(fold != one)
+        parts.append(nll_per_row(VectorScaling().fit(rest).apply(held_out).logit, held_out.label))
+    assert losses[0] == pytest.approx(torch.cat(parts).mean().item())
 
 
 def test_classes_that_do_not_occur_stay_finite():

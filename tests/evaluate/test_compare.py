@@ -1,6 +1,7 @@
 """Which score for my model? Rankings, verdicts and words, on images whose truth is known."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import dubito
 from dubito import Table, compare
 from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
-from dubito.scores import make_score
+from dubito.scores import DEUP, make_score
 from dubito.table import Provenance
 from dubito.validate import check_bootstrap
 
@@ -214,6 +215,17 @@ def test_named_scores_that_learn_are_fitted_on_train():
     assert not own.is_fitted  # the user's own is left as it was
     assert result.costs["energy"].fit_seconds is None
     assert result.costs["vim"].fit_seconds > 0
+
+
+def test_it_warns_of_losses_on_training_images():
+    table, train = images(60), images(200, seed=1)
+    deup = DEUP(width=8, depth=1)
+    with pytest.warns(DubitoWarning, match=r"deup is fitted on set 1\. If the model was trained on these images"):
+        compare(table, train=train, scores=[deup, "vim"], resamples=20)
+    ready = deup.fit(train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DubitoWarning)
+        compare(table, train=train, scores=[ready, "vim"], resamples=20)
 
 
 def test_what_is_no_table_score_or_setting_is_refused():

@@ -252,8 +252,24 @@ def test_scores_that_are_no_numbers(table):
 
 
 def test_a_score_that_is_not_fitted(table):
-    with pytest.raises(NotFittedError, match=r"neighbours\.score was called before fit"):
+    with pytest.raises(NotFittedError, match=r"evaluate: u learns from feature: pass train=\.\.\., other in-dist"):
         evaluate({"u": Neighbours()}, table, **QUICK)
+
+
+def test_scores_that_learn_are_fitted_on_train(table):
+    train, ood, own = data(100, seed=5), data(80, seed=3, shift=-2.0), Neighbours(k=3)
+    array = torch.linspace(0, 1, N)
+    expected = evaluate({"own": Neighbours(k=3).fit(train)}, table, ood=ood, **QUICK)
+    result = evaluate({"own": own}, table, ood=ood, train=train, **QUICK)
+    assert result.scores == expected.scores
+    assert not own.is_fitted
+    named = evaluate(["neighbours", "mahalanobis"], table, train=train, **QUICK)
+    assert list(named.scores) == ["neighbours", "mahalanobis"]
+    assert list(evaluate({"array": array, "own": "neighbours"}, table, train=train, **QUICK).scores) == ["array", "own"]
+    with pytest.warns(DubitoWarning, match="Scores that learn have already seen them"):
+        evaluate("neighbours", table, train=table, **QUICK)
+    with pytest.raises(TableError, match="evaluate: train needs at least 1 row"):
+        evaluate("neighbours", table, train=train.rows([]), **QUICK)
 
 
 def test_scores_need_no_mapping(table):

@@ -41,6 +41,28 @@ def test_by_the_distances_of_single_layers(power):
         assert torch.allclose(score.score(rows), expected, rtol=1e-9)
 
 
+def test_all_rows_of_an_image_are_held_out_together():
+    few = table(20)
+    rows = Table(
+        layers=few.whole("layers").repeat(5, 1),
+        label=few.label.repeat(5),
+        id=[f"{image:02d}@{epoch}" for epoch in range(5) for image in range(20)],
+    )
+    out = held_out(rows, 0, "here").view(5, 20)
+    assert bool((out == out[0]).all())
+    assert int(out[0].sum()) == 4
+    with pytest.raises(TableError, match=r"here: table needs at least 5 images.* has 4"):
+        held_out(rows.rows(torch.arange(100) % 20 < 4), 0, "here")
+    # Held-out rows whose copies were learned from are too near: then new images would have a value far above zero.
+    names = [f"{image:03d}@{epoch}" for epoch in range(9) for image in range(30)]
+    wide = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    copies = Table(layers=wide.repeat(9, 1), label=torch.zeros(270, dtype=torch.long), id=names)
+    new = Table(layers=torch.randn(200, 20, generator=torch.Generator().manual_seed(1)))
+    score = LayerMahalanobis(power=0.0, widths=[20])
+    assert score.fit(copies).score(new).mean().abs().item() < 1
+    assert score.fit(copies.select("layers", "label")).score(new).mean().item() > 3
+
+
 def test_every_layer_counts_whatever_its_size():
     rows, truth = table(200, seed=1), torch.arange(400) >= 200
     for move in ((6.0, 0.0), (0.0, 6.0)):

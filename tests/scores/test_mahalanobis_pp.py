@@ -105,7 +105,7 @@ def test_a_class_whose_only_row_is_held_out():
 def test_what_cannot_be():
     with pytest.raises(ValueRangeError, match=r"mahalanobis_pp: power must be .*; got 1\.5\. .*1 is the paper's"):
         MahalanobisPP(1.5)
-    with pytest.raises(TableError, match=r"mahalanobis_pp\.fit: table needs at least 5 rows"):
+    with pytest.raises(TableError, match=r"mahalanobis_pp\.fit: table needs at least 5 images.* has 4"):
         MahalanobisPP("choose").fit(table(4))
     zero = table()
     zero.feature[3] = 0

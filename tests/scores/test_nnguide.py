@@ -8,9 +8,10 @@ import torch
 from scipy.special import logsumexp
 
 from dubito.errors import TableError
+from dubito.metrics import spearman
 from dubito.scores import NNGuide
 from dubito.scores.nnguide import guided_energy
-from dubito.table import Table
+from dubito.table import Table, concat
 
 
 def table(n: int, seed: int = 0, d: int = 7, c: int = 4, shift: float = 5.0) -> Table:
@@ -65,6 +66,18 @@ def test_a_constant_on_all_logits_does_not_turn_the_order_around():
     high = NNGuide().fit(train).score(rows)
     ranks = torch.stack([u.argsort().argsort(), high.argsort().argsort()]).double()
     assert torch.corrcoef(ranks)[0, 1] > 0.5
+
+
+def test_one_row_does_not_decide_which_energies_are_used():
+    train, rows = table(300), table(100, seed=1)
+    energy = train.logit.logsumexp(1)
+    kept = train.rows(energy > 0)
+    odd = Table(feature=-kept.feature[:1], logit=torch.full((1, 4), -3.0))
+    alone, joined = NNGuide().fit(kept), NNGuide().fit(concat([kept, odd]))
+    assert not joined.centred_
+    assert spearman(alone.score(rows), joined.score(rows)) > 0.999
+    # As many rows of energies below zero as it takes to have a median below zero do.
+    assert NNGuide().fit(concat([kept, *[odd] * len(kept)])).centred_
 
 
 def test_equal_rows_count_each():

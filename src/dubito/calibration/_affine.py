@@ -7,7 +7,7 @@
 With w = 1, M = b = 0 it is temperature scaling. The penalties are those of ODIR (Kull et al. 2019), whose lambda is
 c (c - 1) / 2n o² and whose mu is c / 2n s²: written as standard deviations of a prior, they do not depend on n and c.
 Ours also holds the diagonal, or classes that do not occur would have w and b without end. Infinity leaves a penalty
-out. s is chosen first, without M, then o: from small to large, as long as every fifth row, which is held out for it,
+out. s is chosen first, without M, then o: from small to large, as long as every fifth image, which is held out for it,
 becomes more likely. So a calibration set that says nothing of single classes gives temperature scaling.
 
 The table is streamed; it is held, in the precision of its logits, where that takes at most half a gigabyte. Sums are
@@ -27,6 +27,7 @@ from dubito.calibration.method import Calibration
 from dubito.errors import DubitoWarning
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
+from dubito.table.folds import folds_of, images_of
 from dubito.table.views import chosen_rows
 from dubito.validate import check_number
 
@@ -36,10 +37,10 @@ _HELD = 2**29
 _OWN = (0.03, 0.1, 0.3, 1.0)
 _OFF = (0.01, 0.03, 0.1, 0.3)
 _FEW = 10
-"""Rows below which nothing is held out, and the smallest deviation is taken."""
+"""Images below which nothing is held out, and the smallest deviation is taken."""
 _BATCH = 4096
 _HELD_OUT = 5
-"""Every how many-th row is held out to choose deviations."""
+"""Every how many-th image is held out to choose deviations."""
 
 _Halves = tuple[Table, Table]
 
@@ -74,13 +75,12 @@ class AffineScaling(Calibration):
 
     def learn(self, table: Table) -> None:
         """Temperature first, then the weights around it."""
-        table = _held(table)
+        few = len(torch.unique(images_of(table))) < _FEW
+        fold = folds_of(table, _HELD_OUT, seed=0)
+        table, c = _held(table), table.shape("logit")[1]
         self.temperature_ = fit_temperature(table)
-        n, c = table.shape("logit")
-        generator = torch.Generator().manual_seed(0)
-        part = torch.randperm(n, generator=generator) % _HELD_OUT  # rows may be sorted by class
-        kept, held_out = (chosen_rows(table, one.nonzero()[:, 0]) for one in (part > 0, part == 0))
-        halves = None if n < _FEW else (kept, held_out)
+        kept, held_out = (chosen_rows(table, one.nonzero()[:, 0]) for one in (fold > 0, fold == 0))
+        halves = None if few else (kept, held_out)
         self.deviation_ = self.deviation or self._best(halves, _OWN, lambda own: (own, None))
         theta = self._fitted(table, self.deviation_, self._chosen_off(halves, c))
         self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))

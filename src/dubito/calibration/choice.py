@@ -29,11 +29,11 @@ from dubito.calibration.method import Calibration, threads_for
 from dubito.calibration.registry import METHODS, make_calibration
 from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import Reliability, reliability_of
-from dubito.heads.held_out import images_of
 from dubito.metrics import GapToBest, Interval, gap_to_best, labelled_logits, paired_draws
 from dubito.metrics.bootstrap import FEWEST
 from dubito.result import Axes, Result, axes
 from dubito.table import Table, chosen_rows
+from dubito.table.folds import folds_of
 from dubito.types import Json
 from dubito.validate import check_bootstrap, check_choice, check_model_labels, check_number, check_rows
 
@@ -77,7 +77,7 @@ def calibrate(
     check_number(folds, "[2, inf)", by="calibrate", what="folds", whole=True, hint="5 are usual.")
     check_rows(table, by="calibrate", least=_ROWS_PER_FOLD * folds)
     named, left_out = _named(methods, table)
-    fold = _folds(table, folds, seed)
+    fold = folds_of(table, folds, seed=seed)
     columns, seconds = {NONE: _columns(table)}, {NONE: 0.0}
     bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
     result = CalibrationChoice(table.name, len(table), folds, confidence, left_out=left_out)
@@ -287,21 +287,13 @@ def _too_large(kind: type[Calibration], n: int, c: int) -> str | None:
     return None
 
 
-def _folds(table: Table, folds: int, seed: int) -> Int64[Tensor, "n"]:
-    """The fold of every row; crops of one image share it."""
-    image = images_of(table)
-    images = int(image.max()) + 1
-    return (torch.randperm(images, generator=torch.Generator().manual_seed(seed)) % folds)[image]
-
-
 def _predicted(method: Calibration, table: Table, fold: Int64[Tensor, "n"]) -> dict[str, Tensor]:
     """What the labels say about every row, by the method fitted on the other folds."""
     whole: dict[str, Tensor] = {}
-    columns = table.select("logit", "label")
     for one in range(int(fold.max()) + 1):
         rows = (fold == one).nonzero()[:, 0]
-        fitted = method.fit(chosen_rows(columns, (fold != one).nonzero()[:, 0]))
-        for name, values in _columns(fitted.apply(chosen_rows(columns, rows))).items():
+        fitted = method.fit(chosen_rows(table, (fold != one).nonzero()[:, 0]))
+        for name, values in _columns(fitted.apply(chosen_rows(table, rows))).items():
             whole.setdefault(name, torch.empty(len(table), dtype=values.dtype))[rows] = values
     return whole
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from dubito.data.corruptions import is_corrupted_copy
 from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import (
+    SEEN,
     SHARED_WITH_OOD,
     TITLES,
     USUAL,
@@ -65,7 +66,7 @@ _CORPUS = 80
 _NAMES = 6
 """Most names in one sentence."""
 _HARM = {
-    "train": "Scores that learn have already seen them and look better than they are. Fit on other images like these.",
+    "train": SEEN,
     "ood": SHARED_WITH_OOD,
     CORRUPTED: "They are not corrupted. Extract dubito.data.CorruptedCopies(images).",
 }

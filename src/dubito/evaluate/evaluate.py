@@ -23,7 +23,7 @@ from dubito import metrics as measures
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
 from dubito.result import Axes, Result, axes
-from dubito.scores.available import why_not_comparable
+from dubito.scores.available import requested_scores, why_not_comparable
 from dubito.scores.registry import by_name, make_score
 from dubito.table import Table, to_tensor
 from dubito.types import Score, finite
@@ -68,6 +68,7 @@ USUAL, USUAL_KEY, USUAL_TITLE = 0.8, "errors_at_80", "errors at 80 %"
 """The one of them that tables show, its key in records and its heading."""
 ErrorsAtCoverage = dict[float, float]
 """By coverage, the share of wrong predictions among the images that are accepted."""
+SEEN = "Scores that learn have already seen them and look better than they are. Fit on other images like these."
 SHARED_WITH_OOD = "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two."
 _OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
@@ -85,6 +86,7 @@ def evaluate(
     table: Table,
     *,
     ood: Table | None = None,
+    train: Table | None = None,
     metrics: Sequence[str] | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
@@ -93,11 +95,11 @@ def evaluate(
     """Every score by every metric that the table's columns allow.
 
     Args:
-        scores: Fitted scores by name, whose cost is measured too, or arrays (n,) with the uncertainties of the table's
-            rows. A single score or a list of scores goes by their own names; the name of a registered score stands for
-            it.
+        scores: Scores by name, whose cost is measured too, or arrays (n,) with the uncertainties of the table's rows.
+            A single score or a list of scores goes by their own names; the name of a registered score stands for it.
         table: Images of the classes that the model was trained for.
         ood: Out-of-distribution images. They need scores, not arrays.
+        train: Other in-distribution images. A copy of each score that learns and is not fitted is fitted on them.
         metrics: Names in TITLES; those that the columns allow are computed. Default: all but the calibration errors
             adaptive_ece, smooth_ece, top_label_ece, class_wise_ece (which takes long with many classes) and
             bucket_calibration_error. Without r_auroc and recall_at_1 there is no search for neighbours, whose time
@@ -113,7 +115,13 @@ def evaluate(
     """
     check_rows(table, by="evaluate")
     check_bootstrap(by="evaluate", confidence=confidence, resamples=resamples, seed=seed)
+    if train is not None:
+        check_rows(train, by="evaluate", what="train")
+        check_same_model(table, {"train": train}, by="evaluate")
+        warn_shared(table, train, by="evaluate", what="train", harm=SEEN)
     named = by_name(scores, by="evaluate")
+    unready = {name: score for name, score in named.items() if isinstance(score, Score)}
+    named |= requested_scores(unready, table, train, by="evaluate").scores
     usual = TITLES.keys() - _ON_REQUEST
     chosen = frozenset(usual if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
     for name in sorted(chosen):

@@ -43,7 +43,6 @@ from dubito.scores.kl_matching import kl_matching
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.nci import nci
-from dubito.scores.nnguide import energies, guided_energy
 from dubito.scores.prototypes import typical_distance
 from dubito.scores.react import react
 from dubito.scores.residual import residual_norm
@@ -274,12 +273,12 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
     scores.MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
     scores.Mahalanobis: lambda score: lambda z, _: score.gaussians.distances(z.double(), relative=score.relative),
-    scores.MahalanobisPP: lambda score: lambda z, _: _of_even_lengths(z.double(), score),
-    scores.Prototypes: lambda one: lambda z, _: typical_distance(_unit(z.double()), one.prototypes_, one.typical_),
-    scores.NNGuide: lambda score: lambda z, logits: _guided_energy(z, logits, score),
+    scores.MahalanobisPP: lambda score: lambda z, _: score.distance(z),
+    scores.Prototypes: lambda one: lambda z, _: typical_distance(z, one.prototypes_, one.typical_),
+    scores.NNGuide: lambda score: lambda z, logits: score.guided(z, logits, _most_similar),
     scores.Laplace: lambda score: score.information,
     scores.VBLL: lambda score: lambda z, _: score.information(z),
-    scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
+    scores.Neighbours: lambda score: lambda z, _: score.distance(z, _most_similar),
     scores.Density: lambda score: lambda z, _: -_log_density(z.double(), score),
     scores.Residual: lambda score: lambda z, _: residual_norm(z, score.origin_, score.residual_),
     scores.ViM: lambda one: lambda z, y: vim(residual_norm(z, one.origin_, one.residual_), y, one.alpha_),
@@ -294,32 +293,10 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), *_WITH_MODULES)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 
-def _unit(z: Tensor, power: float = 1.0) -> Tensor:
-    """Features divided by their length to a power; zeros stay zeros."""
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    unit: Tensor = z / norm.masked_fill(norm == 0, 1.0) ** power
-    return unit
-
-
-def _of_even_lengths(z: Tensor, score: scores.MahalanobisPP) -> Tensor:
-    """As `MahalanobisPP.score_batch`."""
-    z = _unit(z, score.power_) * score.length_**score.power_
-    distances: Tensor = score.gaussians.distances(z, relative=score.relative)
-    return distances
-
-
-def _guided_energy(z: Tensor, logits: Tensor, score: scores.NNGuide) -> Tensor:
-    """As `NNGuide.score_batch`, by products with the whole bank in place of faiss."""
-    nearest = (_unit(z).float() @ score.bank_.T).topk(score.k, dim=-1).values
-    return guided_energy(energies(logits, centred=score.centred_), nearest.double().mean(1))
-
-
-def _kth_distance(z: Tensor, score: scores.Neighbours) -> Tensor:
-    """As `neighbours.kth_distance`, by products with the whole bank in place of faiss."""
-    z = _unit(z).float()
-    places = (z @ score.bank_.T).topk(score.k, dim=-1).indices[:, -1]
-    distance: Tensor = torch.linalg.vector_norm(z.double() - score.bank_[places].double(), dim=-1)
-    return distance
+def _most_similar(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `neighbours.most_similar`, by products with the whole bank in place of faiss."""
+    products, index = (queries.float() @ bank.T).topk(k, dim=-1)
+    return products, index
 
 
 def _log_density(z: Tensor, score: scores.Density) -> Tensor:

@@ -10,7 +10,6 @@ Neighbours are searched once; a measurement is then one pass of the head. Of sev
 is used: two crops of one image would be each other's neighbours.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -28,6 +27,7 @@ from dubito.metrics.bootstrap import FEWEST
 from dubito.metrics.information import entropy_of
 from dubito.storage import tensors_digest
 from dubito.table import Table
+from dubito.table.folds import images_of
 from dubito.table.views import chosen_rows
 from dubito.types import Json
 from dubito.validate import check_number, has_model_labels
@@ -137,18 +137,6 @@ def _one_per_image(table: Table) -> Int[Tensor, "n"]:
     """The first row of every image; of more than 10,000 images, evenly spaced ones."""
     first = torch.from_numpy(np.sort(np.unique(images_of(table).numpy(), return_index=True)[1]))
     return first[:: max(1, -(-len(first) // _MOST))]
-
-
-def images_of(table: Table) -> Int[Tensor, "n"]:
-    """Which image each row shows: rows whose ids differ only in the epoch at their end show the same one.
-
-    Positions (`image_index`) start anew in each of several joined tables, so they count only where there are no ids.
-    """
-    if "id" in table:
-        names = [re.sub(r"@\d+$", "", str(name)) for name in table.id]
-        return torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
-    position: Tensor = table.whole("image_index") if "image_index" in table else torch.arange(len(table))
-    return position
 
 
 def _order(u: Float[Tensor, "n"], losses: Float[Tensor, "n"]) -> float:

@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.heads.held_out import images_of
 from dubito.table import Table
+from dubito.table.folds import images_of
 from dubito.table.table import Exact, take
 from dubito.table.views import Computed
 from dubito.types import finite

@@ -9,8 +9,8 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._last_layer import once
 from dubito.table import Table
+from dubito.table.folds import folds_of
 from dubito.types import Score, finite_batches
-from dubito.validate import check_rows
 
 _AT_ONCE = 8192
 
@@ -73,12 +73,19 @@ def means_of_classes(
     return sums / counts[:, None], counts
 
 
+def fifths(table: Table, seed: int, by: str) -> Int64[Tensor, "n"]:
+    """The fold of every row, one of five, drawn at random by image; TableError for fewer than five images."""
+    fold = folds_of(table, 5, seed=seed)
+    if (images := len(torch.unique(fold))) < 5:  # each image is a fold of its own
+        raise TableError(
+            f"{by}: table needs at least 5 images, to hold some out; {table.name} has {images}. Pass a table with more."
+        )
+    return fold
+
+
 def held_out(table: Table, seed: int, by: str) -> Bool[Tensor, "n"]:
-    """Which rows to hold out: a fifth, drawn at random; TableError where there are fewer than five."""
-    check_rows(table, by=by, least=5)
-    out = torch.zeros(len(table), dtype=torch.bool)
-    out[torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[: len(table) // 5]] = True
-    return out
+    """Which rows to hold out: those of a fifth of the images, drawn at random; TableError for fewer than five."""
+    return fifths(table, seed, by) == 0
 
 
 def with_held_out(

@@ -15,16 +15,18 @@ Where one score is needed and none is named, `default_score` has it.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, final
 
-from dubito.errors import DubitoError, NotFittedError
+from dubito.errors import DubitoError, DubitoWarning, NotFittedError
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import entry_for
 from dubito.scores._last_layer import sharing
 from dubito.scores.density import QUICK, Density, default_density, describe_density
+from dubito.scores.deup import DEUP
 from dubito.scores.neighbours import Neighbours, neighbours_among
 from dubito.scores.registry import SCORES, by_name, make_score
 from dubito.scores.softmax import MaxProbability
@@ -131,9 +133,8 @@ def requested_scores(
             continue
         if train is None:
             raise NotFittedError(f"{by}: {name} learns from {', '.join(score.learns_from)}: {repair}.")
-        start = perf_counter()
-        requested.scores[name] = copy.deepcopy(score).fit(train)
-        requested.fit_seconds[name] = perf_counter() - start
+        requested.scores[name] = copy.deepcopy(score)
+        requested.fit_seconds[name] = _fit(requested.scores[name], train)
     return requested
 
 
@@ -198,6 +199,20 @@ def _add_head(available: AvailableScores, table: Table) -> None:
         available.not_extracted.append(name)
 
 
+def _fit(score: Score, table: Table) -> float:
+    """Fit a score on images that the user gave for all scores; returns the seconds."""
+    if isinstance(score, DEUP):
+        warnings.warn(
+            f"{score.name} is fitted on {table.name}. If the model was trained on these images, their losses are far "
+            f"too low, and what it predicts is, too. Then fit it on other labelled images, and pass the fitted score.",
+            DubitoWarning,
+            stacklevel=5,  # of the function that the user called
+        )
+    start = perf_counter()
+    score.fit(table)
+    return perf_counter() - start
+
+
 def _add(available: AvailableScores, name: str, score: Score, table: Table, fit: Table | None, *, strict: bool) -> None:
     missing = [column for column in score.columns_in(table) if column not in table]
     if missing and not strict:
@@ -215,13 +230,11 @@ def _add(available: AvailableScores, name: str, score: Score, table: Table, fit:
         available.unfitted.append(name)
         return
     if fit is not None and not score.is_fitted:
-        start = perf_counter()
         if not strict and isinstance(score, Density):
             # One that is fitted in seconds: full covariances of wide features take minutes by EM.
             score = default_density(fit, by="density.fit", most=QUICK)
             if score != Density():
                 described = f"density: {describe_density(score, fit)}"
                 available.remarks.append(f"{described}, to suit {len(fit):,} images of {fit.name}.")
-        score.fit(fit)
-        available.fit_seconds[name] = perf_counter() - start
+        available.fit_seconds[name] = _fit(score, fit)
     available.scores[name] = score

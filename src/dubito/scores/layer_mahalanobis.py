@@ -5,7 +5,7 @@
 
 Lee et al. 2018, section 2.2: OOD images near a class at the last layer may be far from all at an earlier one. They
 weigh layers by a logistic regression on OOD images, and perturb inputs; neither is done here. m_l and s_l are the mean
-and the standard deviation of u_l on a fifth of the rows, which the Gaussians have not seen: in-distribution images
+and the standard deviation of u_l on a fifth of the images, which the Gaussians have not seen: in-distribution images
 alone put the layers on one scale. The sum is the default, because noise of single layers averages out.
 
 The column `layers` holds all layers side by side; their widths are in the notes of the layers probe.
@@ -73,7 +73,7 @@ class LayerMahalanobis(ScoreOfFeatures):
                 check_number(width, "[1, inf)", by=self.name, what="widths", whole=True)
 
     def learn(self, table: Table) -> None:
-        """Gaussians of all layers in one pass over four fifths of the rows, standardised on the others."""
+        """Gaussians of all layers in one pass over four fifths of the images, standardised on the others."""
         by = "layer_mahalanobis.fit"
         widths, out = self._widths(table), held_out(table, self.seed, by)
         classes = classes_of(table, by)

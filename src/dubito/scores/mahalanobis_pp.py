@@ -9,7 +9,7 @@ OOD images have, would be nearer to all means. Power 0 is the classical distance
 lengths in fit: one factor for all rows, which changes no order, but keeps features in the units in which
 `regularisation` is stated. z' = 0 where z = 0, which is refused in fit, as it has no direction.
 
-power="choose" takes the power with the smallest area under the risk-coverage curve on a fifth of the rows, held out:
+power="choose" takes the power with the smallest area under the risk-coverage curve on a fifth of the images, held out:
 the risk is that the nearest class is not the label, the coverage that of small u. So it measures on in-distribution
 rows what u is for, to be larger where the Gaussians err; of equal powers it takes the largest. The likelihood of rows
 held out, E log q(z') + log |det dz'/dz| with log |det dz'/dz| = power d (log s - log ||z||) + log(1 - power), cannot
@@ -92,7 +92,11 @@ class MahalanobisPP(ScoreOfGaussians):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
         self.check_width(batch, self.means_.shape[1])
-        z = unit(batch.feature.double(), self.power_) * self.length_**self.power_
+        return self.distance(batch.feature)
+
+    def distance(self, feature: Float[Tensor, "n d"]) -> Float64[Tensor, "n"]:
+        """The same from features, unchecked."""
+        z = unit(feature.double(), self.power_) * self.length_**self.power_
         return self.gaussians.distances(z, relative=self.relative)
 
     def _fitted(

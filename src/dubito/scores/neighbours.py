@@ -6,11 +6,12 @@ Sun et al. 2022; exact search by faiss, batch by batch. A feature of zeros has n
 zero, and u = 1, as far as a cosine of one half.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from dubito.errors import TableError
@@ -20,16 +21,27 @@ from dubito.validate import check_number, check_seed
 
 _BANK = 5000
 """Of a larger table, so many images drawn at random stand for the others."""
+Search = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""A function like `most_similar`, for instance of tensor operations alone."""
 
 
-def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
-    """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
+def most_similar(
+    queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int
+) -> tuple[Float[Tensor, "n k"], Int64[Tensor, "n k"]]:
+    """The k largest products of every query with rows of the bank, the largest first, and which rows; by faiss."""
     import faiss  # noqa: PLC0415 (slow to import; most scores need none of it)
 
     arrays = queries.float().contiguous().numpy(), bank.float().contiguous().numpy()
-    _, index = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
+    products, index = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return torch.from_numpy(products), torch.from_numpy(index)
+
+
+def kth_distance(
+    queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int, search: Search = most_similar
+) -> Float[Tensor, "n"]:
+    """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
     # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
-    kth = bank[torch.from_numpy(index[:, -1])]
+    kth = bank[search(queries, bank, k)[1][:, -1]]
     distance: Tensor = torch.linalg.vector_norm(queries.double() - kth.double(), dim=-1)
     return distance
 
@@ -71,7 +83,11 @@ class Neighbours(ScoreOfFeatures):
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="neighbours.score", what="k", whole=True, hint=hint, error=TableError)
-        return kth_distance(unit(batch.feature), self.bank_, self.k)
+        return self.distance(batch.feature)
+
+    def distance(self, feature: Float[Tensor, "n d"], search: Search = most_similar) -> Float[Tensor, "n"]:
+        """The same from features, unchecked."""
+        return kth_distance(unit(feature), self.bank_, self.k, search)
 
 
 def neighbours_among(table: Table, k: int = 10) -> Neighbours:

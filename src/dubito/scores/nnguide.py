@@ -8,8 +8,8 @@ Park, Jung & Teoh 2023 (NNGuide). A product is of use only where both factors ar
 would rank the image farthest from the in-distribution ones as the most certain. So:
 
 - A sum of exponentials changes with a constant that is added to all logits of a row, and the softmax does not. Where
-  an image of the bank has an energy of zero or less, energies are those of logits less their mean over the classes,
-  which by Jensen are at least log c > 0 for every image; otherwise they are the paper's.
+  the median energy of the bank is zero or less, energies are those of logits less their mean over the classes, which
+  by Jensen are at least log c > 0 for every image; otherwise they are the paper's, whatever single images have.
 - u = -(e+ g+ + e- + g-), with positive parts e+, g+ and negative parts e-, g- (zero or less). It is the paper's where
   both are positive, continuous, and never grows with the energy or the guidance.
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.scores._features import ScoreOfFeatures, drawn, unit, unit_bank
+from dubito.scores.neighbours import Search, most_similar
 from dubito.table import Table
 from dubito.types import check_finite
 from dubito.validate import check_number, check_seed
@@ -84,22 +85,24 @@ class NNGuide(ScoreOfFeatures):
         hint = f"The bank has {size} rows: fit on more images or choose a smaller k."
         check_number(self.k, f"[1, {size}]", by="nnguide.fit", what="k", whole=True, hint=hint, error=TableError)
         bank, energy = unit_bank(table, rows, "nnguide.fit"), self._energies(table, rows, centred=False)
-        self.centred_ = bool((energy <= 0).any())
+        self.centred_ = bool(energy.median() <= 0)
         if self.centred_:
             energy = self._energies(table, rows, centred=True)
         self.bank_ = bank.mul_(energy.float()[:, None])
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The guided energy of every row."""
-        import faiss  # noqa: PLC0415 (slow to import; most scores need none of it)
-
         self.check_width(batch, self.bank_.shape[1])
         most, hint = f"[1, {len(self.bank_)}]", "It is not as it was saved: fit it again."
         check_number(self.k, most, by="nnguide.score", what="k", whole=True, hint=hint, error=TableError)
-        z = unit(batch.feature).float()
-        nearest, _ = faiss.knn(z.contiguous().numpy(), self.bank_.numpy(), self.k, metric=faiss.METRIC_INNER_PRODUCT)
-        guidance = torch.from_numpy(nearest).double().mean(1)
-        return guided_energy(energies(batch.logit, centred=self.centred_), guidance)
+        return self.guided(batch.feature, batch.logit)
+
+    def guided(
+        self, feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"], search: Search = most_similar
+    ) -> Float64[Tensor, "n"]:
+        """The same from features and logits, unchecked."""
+        guidance = search(unit(feature), self.bank_, self.k)[0].double().mean(1)
+        return guided_energy(energies(logits, centred=self.centred_), guidance)
 
     def _energies(self, table: Table, rows: Tensor | None, *, centred: bool) -> Float64[Tensor, "b"]:
         size, logits = len(table) if rows is None else len(rows), table.select("logit")

@@ -35,15 +35,15 @@ _NOTHING = 1e-24
 
 
 def typical_distance(
-    unit: Float64[Tensor, "n d"], prototypes: Float64[Tensor, "c d"], typical: Float64[Tensor, "c"]
+    feature: Float[Tensor, "n d"], prototypes: Float64[Tensor, "c d"], typical: Float64[Tensor, "c"]
 ) -> Float64[Tensor, "n"]:
     """The squared distance to the nearest prototype, each in units of what is typical for it.
 
-    >>> rows = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    >>> rows = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
     >>> typical_distance(rows, rows.new_tensor([[0.0, 0.0], [1.0, 1.0]]), rows.new_tensor([0.5, 4.0])).item()  # 2, 1/4
     0.25
     """
-    nearest: Tensor = (squared_distances(unit, prototypes) / typical).amin(1)
+    nearest: Tensor = (squared_distances(unit(feature.double()), prototypes) / typical).amin(1)
     return nearest
 
 
@@ -92,4 +92,4 @@ class Prototypes(ScoreOfFeatures):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
         self.check_width(batch, self.prototypes_.shape[1])
-        return typical_distance(unit(batch.feature.double()), self.prototypes_, self.typical_)
+        return typical_distance(batch.feature, self.prototypes_, self.typical_)
