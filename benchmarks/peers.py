@@ -62,6 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.docs and (options.small or options.only):
         parser.error("--docs is of all rows and images: leave out --small and --only")
+    if options.data and not (options.images or options.data / "cifar10.npz").exists():
+        parser.error(f"--data also needs CIFAR-10: {options.images or options.data / 'cifar10.npz'} does not exist")
     python = environment(options.env)
     settings = {**vars(options), "packages": ["torch", "numpy", *PEERS]}
     race = [str(python), str(Path(__file__).parent / "_peers_race.py"), json.dumps(settings, default=str)]
