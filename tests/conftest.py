@@ -1,12 +1,24 @@
 """What tests of several rooms share."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from jaxtyping import config
 from matplotlib.figure import Figure
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collection makes stays until the end: looking for garbage among it would take seconds, now and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="module")
