@@ -1,0 +1,57 @@
+"""jaxtyping's decorator without its long errors, for which it binds the arguments of every call.
+
+It checks the same: arguments and what is returned, and that an axis has one size in all of them.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import partial, wraps
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import jaxtyping
+
+original = jaxtyping.jaxtyped
+SPECIAL = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
+def jaxtyped(checked: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+    """In place of `jaxtyping.jaxtyped`, with which its import hook decorates every class and function."""
+    if checked is None:
+        return partial(jaxtyped, typechecker=typechecker)
+    if inspect.isclass(checked):
+        if is_dataclass(checked) and not hasattr(checked.__init__, "__wrapped__"):
+            checked.__init__ = jaxtyped(checked.__init__, typechecker=typechecker)
+        return checked
+    if any(special(checked) for special in SPECIAL):
+        return original(checked, typechecker=typechecker)
+    checks = typechecker(with_known_types(checked))
+
+    @wraps(checked)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if jaxtyping.config.jaxtyping_disable:
+            return checked(*args, **kwargs)
+        with original("context"):  # in which each axis has one size
+            return checks(*args, **kwargs)
+
+    return wrapped
+
+
+def with_known_types(function: FunctionType) -> FunctionType:
+    """A copy in which types that are imported for type checkers alone are Any."""
+
+    def known(annotation: Any) -> Any:
+        try:
+            one = SimpleNamespace(__annotations__={"one": annotation})
+            return typing.get_type_hints(one, function.__globals__, include_extras=True)["one"]
+        except Exception:
+            return Any
+
+    named = (function.__name__, function.__defaults__, function.__closure__)
+    copy = FunctionType(function.__code__, function.__globals__, *named)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__annotations__ = {name: known(annotation) for name, annotation in function.__annotations__.items()}
+    return copy
