@@ -27,13 +27,16 @@ def jaxtyped(checked: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return checked
     if any(special(checked) for special in SPECIAL):
         return original(checked, typechecker=typechecker)
-    checks = typechecker(with_known_types(checked))
+    function = with_known_types(checked)
+    checks, shapes = typechecker(function), any(map(has_shape, function.__annotations__.values()))
 
     @wraps(checked)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if jaxtyping.config.jaxtyping_disable:
             return checked(*args, **kwargs)
+        if not shapes:
+            return checks(*args, **kwargs)
         with original("context"):  # in which each axis has one size
             return checks(*args, **kwargs)
 
@@ -55,3 +58,8 @@ def with_known_types(function: FunctionType) -> FunctionType:
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__annotations__ = {name: known(annotation) for name, annotation in function.__annotations__.items()}
     return copy
+
+
+def has_shape(annotation: Any) -> bool:
+    """Is it, or is any part of it, a tensor with axes?"""
+    return isinstance(annotation, type(jaxtyping.AbstractArray)) or any(map(has_shape, typing.get_args(annotation)))
