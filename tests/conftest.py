@@ -1,5 +1,6 @@
 """What tests of several rooms share."""
 
+import atexit
 import gc
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # or packages in C report leaks
         gc.enable()
 
 

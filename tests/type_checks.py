@@ -12,12 +12,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jaxtyping
+from beartype import BeartypeConf
 
 original = jaxtyping.jaxtyped
+ERRORS = BeartypeConf(violation_type=jaxtyping.TypeCheckError)  # a TypeError
 SPECIAL = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
-def jaxtyped(checked: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+def jaxtyped(checked: Any = None, *, typechecker: Callable[..., Any]) -> Any:
     """In place of `jaxtyping.jaxtyped`, with which its import hook decorates every class and function."""
     if checked is None:
         return partial(jaxtyped, typechecker=typechecker)
@@ -28,7 +30,7 @@ def jaxtyped(checked: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if any(special(checked) for special in SPECIAL):
         return original(checked, typechecker=typechecker)
     function = with_known_types(checked)
-    checks, shapes = typechecker(function), any(map(has_shape, function.__annotations__.values()))
+    checks, shapes = typechecker(function, conf=ERRORS), any(map(has_shape, function.__annotations__.values()))
 
     @wraps(checked)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -40,6 +42,8 @@ def jaxtyped(checked: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         with original("context"):  # in which each axis has one size
             return checks(*args, **kwargs)
 
+    # In a traceback, a frame of an installed package, and none of the user's code.
+    wrapped.__code__ = wrapped.__code__.replace(co_filename=jaxtyping.__file__)
     return wrapped
 
 
