@@ -1,12 +1,31 @@
 """What tests of several rooms share."""
 
-from collections.abc import Iterator
+import atexit
+import gc
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import config
 from matplotlib.figure import Figure
+
+from . import type_checks
+
+jaxtyping.jaxtyped = type_checks.jaxtyped  # before dubito is imported: with it, many tests take half the time
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collection makes stays until the end: looking for garbage among it would take seconds, now and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or packages in C report leaks
+        gc.enable()
 
 
 @pytest.fixture(scope="module")

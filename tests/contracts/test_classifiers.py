@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import VisionTransformer
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 from transformers import ViTImageProcessor as Processor
 
@@ -106,7 +107,7 @@ def distilled_tokens(m: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([m.forward_features(x)[:, 2:]] * 2, dim=-1)
 
 
-def vit_b_16_tokens(m: nn.Module, x: Tensor) -> Tensor:
+def torchvision_tokens(m: nn.Module, x: Tensor) -> Tensor:
     patches = m._process_input(x)
     return m.encoder(torch.cat([m.class_token.expand(len(x), -1, -1), patches], dim=1))[:, 1:]
 
@@ -174,10 +175,10 @@ ZOO = {
     ),
     "timm_efficientnet": Case(timm("test_efficientnet"), (64, 96), 256, timm_map, averages=True),
     "timm_resnet": Case(timm("test_resnet"), (64, 96), 96, timm_map, averages=True),
-    "torchvision_resnet50": Case(
-        torchvision("resnet50"),
+    "torchvision_resnet": Case(
+        torchvision("resnet18"),
         (64, 96),
-        2048,
+        512,
         lambda m, x: rows(nn.Sequential(*list(m.children())[:-2])(x)),
         averages=True,
     ),
@@ -185,7 +186,12 @@ ZOO = {
     "torchvision_mobilenet": Case(
         torchvision("mobilenet_v3_small"), (64, 96), 1024, lambda m, x: each(m.features(x), m.classifier[:-1])
     ),
-    "torchvision_vit": Case(torchvision("vit_b_16", image_size=32), (32, 32), 768, vit_b_16_tokens),
+    "torchvision_vit": Case(
+        lambda folder: dubito.wrap(VisionTransformer(32, 16, 2, 2, 24, 32, num_classes=C), name="vit"),
+        (32, 32),
+        24,
+        torchvision_tokens,
+    ),
     "torchvision_densenet": Case(
         torchvision("densenet121"), (64, 96), 1024, lambda m, x: rows(F.relu(m.features(x))), averages=True
     ),

@@ -94,13 +94,15 @@ def pid(tmp_path):
     return tmp_path / "driver.pid"
 
 
-def test_every_probe_gives_the_bytes_of_the_local_engine(cluster, model, tmp_path):
+def test_every_probe_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(cluster, model, tmp_path, pid):
     photos = image_folder(tmp_path / "photos", count=44)
     (photos / "a" / "012.png").write_bytes(b"no image")
     with pytest.warns(SkippedImagesWarning, match="1 of 44 images"):
-        extract(model, photos, tmp_path / "local", probes=every_probe(model))
+        extract(model, photos, tmp_path / "local", probes=[*every_probe(model), Sleepy()])
+    probes = [*every_probe(model), Sleepy(once=pid)]
     with pytest.warns(SkippedImagesWarning, match="1 of 44 images"):
-        table = extract(model, photos, tmp_path / "ray", probes=every_probe(model), engine="ray")
+        table = extract(model, photos, tmp_path / "ray", probes=probes, engine=RayEngine(replicas=2))
+    assert pid.with_suffix(".dead").exists()
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
     assert table.skipped[0][0] == "a/012.png"
 
@@ -127,13 +129,6 @@ def test_a_driver_outside_of_the_cluster(cluster, model, photos, tmp_path):
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-def test_a_killed_worker_costs_nothing(cluster, model, photos, tmp_path, pid):
-    extract(model, photos, tmp_path / "local", probes=[Sleepy()])
-    extract(model, photos, tmp_path / "ray", probes=[Sleepy(once=pid)], engine=RayEngine(replicas=2))
-    assert pid.with_suffix(".dead").exists()
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-
-
 def test_a_probe_that_keeps_failing_is_named(cluster, model, photos, tmp_path, pid):
     engine = RayEngine(replicas=1, retries=1)
     with pytest.raises(EngineError, match=r"probe fails_away, images '.*' to '.*': RuntimeError: boom \(2 attempts\)"):
@@ -152,7 +147,7 @@ def test_a_killed_node_costs_nothing(cluster, model, photos, tmp_path):
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    extract(model, photos, cache, probes=[Sleepy(seconds=1.0)], engine="ray")
+    extract(model, photos, cache, probes=[Sleepy(seconds=0.5)], engine="ray")
     killer.join()
     assert len(cluster.list_all_nodes()) == 2
     assert contents(cache) == contents(tmp_path / "local")

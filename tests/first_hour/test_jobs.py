@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_functions_take_these_arguments(line: str) -> None:
             inspect.signature(function).bind(*call.args, **keywords)
 
 
+@cache
 def _commands() -> dict[str, Any]:
     """Every command of the command line by its words, such as "guard fit"."""
     groups: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dubito
+from dubito.cli import main
 
 from .conftest import log_lines, pictures, pixels
 
@@ -84,10 +85,7 @@ def test_killed_it_leaves_a_whole_watch_and_no_processes(saved, tmp_path):
     assert watch.update(guard.decide(cache.rows(slice(0, 6)))).images == 11  # and it goes on from there
 
 
-def test_an_empty_key_is_refused(saved):
-    command = [sys.executable, "-m", "dubito", "serve", str(saved)]
-    done = subprocess.run(
-        command, env={**os.environ, "DUBITO_API_KEY": " "}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "the key must not be empty" in done.stderr
+def test_an_empty_key_is_refused(saved, monkeypatch, capsys):
+    monkeypatch.setenv("DUBITO_API_KEY", " ")
+    assert main(["serve", str(saved)]) == 2
+    assert "the key must not be empty" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -52,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors=_UNENCODABLE)
     # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
     screen = Screen(json="--json" in texts, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
-    command = typer.main.get_command(app)
     with screen.watching():
         try:
-            code = _run(command, texts)
+            code = _run(_built(), texts)
             screen.flush()
             return code
         except BrokenPipeError:  # the reader has gone: `dubito list models | head`
@@ -67,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if screen.debug and code == 1:
                 raise
             return code
+
+
+@cache
+def _built() -> Any:
+    """All commands, which are built from their functions once: that takes longer than many of them."""
+    return typer.main.get_command(app)
 
 
 def _encode(error: UnicodeError) -> tuple[str | bytes, int]:
