@@ -10,6 +10,10 @@ Ours also holds the diagonal, or classes that do not occur would have w and b wi
 out. s is chosen first, without M, then o: from small to large, as long as every fifth image, which is held out for it,
 becomes more likely. So a calibration set that says nothing of single classes gives temperature scaling.
 
+Up to 512 parameters, Newton's method within a trust region takes a few steps. Its Hessian is, besides the penalties,
+mean_i J_i (diag p_i - p_i p_i') J_i', with J_i the derivative of the logits of image i. For more parameters, or without
+penalties, L-BFGS takes its place.
+
 The table is streamed; it is held, in the precision of its logits, where that takes at most half a gigabyte. Sums are
 taken in float64; products in float64 up to 128 classes, beyond that in float32.
 """
@@ -33,6 +37,8 @@ from dubito.validate import check_number
 
 EXACT = 128
 """Most classes for which products are in float64, and several deviations of off-diagonal weights are tried."""
+_SMALL = 512
+"""Most parameters for Newton's method."""
 _HELD = 2**29
 _OWN = (0.03, 0.1, 0.3, 1.0)
 _OFF = (0.01, 0.03, 0.1, 0.3)
@@ -52,7 +58,7 @@ class AffineScaling(Calibration):
     Attributes:
         deviation: s, the standard deviation of the prior of every w_j around 1 and b_j around 0. None: chosen from
             0.03, 0.1, 0.3 and 1.
-        steps: Most steps of L-BFGS; where they do not suffice, a warning says so.
+        steps: Most steps of a fit; where they do not suffice, a warning says so.
         temperature_: T, once fitted.
         weight_: (c), or (c, c) with the diagonal, of inputs divided by T.
         bias_: (c).
@@ -136,15 +142,16 @@ class AffineScaling(Calibration):
             moved = theta - centre
             return loss + float(pull @ np.square(moved)) / 2, slope + pull * moved
 
-        options = {
-            "maxiter": self.steps,
-            "maxfun": 2 * self.steps,
-            "maxcor": 20 if exact else 5,
-            "gtol": 1e-7 if exact else 1e-5,
-            "ftol": 1e-13 if exact else 1e-8,
-        }
+        def hessian(theta: Float64[np.ndarray, "k"]) -> Float64[np.ndarray, "k k"]:
+            return self._curvature(table, torch.from_numpy(theta)) + np.diag(pull)
+
+        options: dict[str, float] = {"maxiter": self.steps, "gtol": 1e-7 if exact else 1e-5}
         first = centre if start is None else start
-        optimum = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+        if len(centre) <= _SMALL and pull.all():
+            optimum = minimize(objective, first, jac=True, hess=hessian, method="trust-exact", options=options)
+        else:
+            options |= {"maxfun": 2 * self.steps, "maxcor": 20 if exact else 5, "ftol": 1e-13 if exact else 1e-8}
+            optimum = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
         if optimum.status == 1:
             warnings.warn(
                 f"{self.name}.fit: {self.steps} steps did not suffice on {n} rows of {c} classes; the largest slope "
@@ -175,6 +182,27 @@ class AffineScaling(Calibration):
             of_weight += error.T @ x if weight.dim() == 2 else (error * x).sum(0)
             of_bias += error.sum(0)
         return total / n, slope.div_(n).numpy()
+
+    def _curvature(self, table: Table, theta: Float64[Tensor, "k"]) -> Float64[np.ndarray, "k k"]:
+        """The Hessian of the mean negative log-likelihood."""
+        n, c = table.shape("logit")
+        weight, bias = _parts(theta, c)
+        m = len(theta) // c  # parameters of a class: its weights and its intercept
+        total = torch.zeros(c, m, c, m, dtype=torch.float64)
+        for x, _ in self._batches(table):
+            p, one = _scaled(x, weight, bias).softmax(-1), torch.ones_like(x[:, :1])
+            of_class = (
+                torch.cat([x, one], 1)[:, None].expand(-1, c, -1)
+                if weight.dim() == 2
+                else torch.stack([x, one.expand_as(x)], 2)
+            )
+            scaled = p[..., None] * of_class
+            flat = scaled.flatten(1)
+            total -= (flat.T @ flat).view_as(total)
+            total.diagonal(dim1=0, dim2=2).add_(torch.einsum("njk,njl->klj", scaled, of_class))
+        place = torch.arange(c * m).reshape(c, m)
+        order = torch.cat([place[:, :-1].flatten(), place[:, -1]])  # as in theta
+        return total.reshape(c * m, c * m)[order][:, order].div_(n).numpy()
 
 
 @dataclass
