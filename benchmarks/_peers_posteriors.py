@@ -1,6 +1,7 @@
 """Rows of what is fitted to labels: temperature, Venn-Abers, the last layer's posterior, predicted losses."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +34,15 @@ def their_temperature(columns: Columns) -> Contender:
     return lambda: one.fit(loader, progress=False), lambda: {"value": float(one.temperature[0])}
 
 
-def our_map(name: str) -> Side:
+def our_map(name: str, **settings: Any) -> Side:
     """A map of all logits, and the NLL of other images of the model's classes."""
 
     def contender(columns: Columns) -> Contender:
-        one, train, table = make_calibration(name), columns.train("logit", "label"), columns.test("logit", "label")
+        one, train, table = (
+            make_calibration(name, **settings),
+            columns.train("logit", "label"),
+            columns.test("logit", "label"),
+        )
         known = table.rows(~columns["ood"])
         return lambda: one.fit(train), lambda: {"nll": metrics.nll(one.apply(known).logit, known.label)}
 

@@ -61,6 +61,29 @@ def test_weights_are_those_of_another_optimiser(method, inputs):
     assert torch.allclose(method.bias_, bias, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [8, 20], ids=["vector", "matrix"])
+def test_the_hessian_is_that_of_automatic_differentiation(count):
+    table, c = sample(300, 4), 4
+    method = MatrixScaling().fit(table)
+    theta = torch.linspace(-1, 1, count, dtype=torch.float64)
+
+    def loss(theta):
+        weight = theta[:-c].reshape(c, c) if count > 2 * c else torch.diag(theta[:-c])
+        z = table.logit.double() / method.temperature_ @ weight.T + theta[-c:]
+        return torch.nn.functional.cross_entropy(z, table.label)
+
+    expected = torch.autograd.functional.hessian(loss, theta)
+    assert torch.allclose(torch.from_numpy(method._curvature(table, theta)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [VectorScaling(), DirichletScaling()], ids=lambda one: one.name)
+def test_small_maps_are_those_of_lbfgs(method, monkeypatch):
+    table = sample(600, 5, bias=0.5)
+    newton = method.fit(table).probability(table)
+    monkeypatch.setattr("dubito.calibration._affine._SMALL", 0)
+    assert torch.allclose(method.fit(table).probability(table), newton, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "method", [MatrixScaling(deviation=INF, off_diagonal=INF), DirichletScaling(INF, off_diagonal=INF)]
 )

@@ -215,7 +215,7 @@ def test_a_failed_fit_leaves_nothing_behind():
         method.apply(sample())
 
 
-@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (30_000, 2)])
+@pytest.mark.parametrize(("rows", "inside"), [(1000, 1), (60_000, 2)])
 def test_small_tables_are_fitted_with_one_thread_and_the_number_is_restored(rows, inside, monkeypatch):
     seen = []
 

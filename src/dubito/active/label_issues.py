@@ -277,7 +277,8 @@ class _Noise(NamedTuple):
 def _fit_noise(table: Table, label: Int64[np.ndarray, "n"]) -> _Noise:
     """Temperature and noise of maximal likelihood, on at most 10,000 evenly spaced rows."""
     rows = np.unique(np.linspace(0, len(label) - 1, min(len(label), _SAMPLE)).round().astype(np.int64))
-    logit = np.concatenate([batch.logit.numpy() for batch in _logits(table.rows(torch.from_numpy(rows)))])
+    sample = table if len(rows) == len(label) else table.rows(torch.from_numpy(rows))
+    logit = np.concatenate([batch.logit.numpy() for batch in _logits(sample)])
     shifted = logit.astype(np.float32)
     shifted -= shifted.max(axis=1, keepdims=True)
     fit, classes = _Likelihood(shifted, label[rows]), shifted.shape[1]

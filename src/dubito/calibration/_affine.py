@@ -40,6 +40,8 @@ EXACT = 128
 _SMALL = 512
 """Most parameters for Newton's method."""
 _HELD = 2**29
+_ROUGH = 1e-5
+"""The largest slope that is left where deviations are chosen, and beyond `EXACT`."""
 _OWN = (0.03, 0.1, 0.3, 1.0)
 _OFF = (0.01, 0.03, 0.1, 0.3)
 _FEW = 10
@@ -49,6 +51,7 @@ _HELD_OUT = 5
 """Every how many-th image is held out to choose deviations."""
 
 _Halves = tuple[Table, Table]
+_Start = Float64[np.ndarray, "_"] | None
 
 
 @dataclass
@@ -87,8 +90,12 @@ class AffineScaling(Calibration):
         self.temperature_ = fit_temperature(table)
         kept, held_out = (chosen_rows(table, one.nonzero()[:, 0]) for one in (fold > 0, fold == 0))
         halves = None if few else (kept, held_out)
-        self.deviation_ = self.deviation or self._best(halves, _OWN, lambda own: (own, None))
-        theta = self._fitted(table, self.deviation_, self._chosen_off(halves, c))
+        deviation, start = self.deviation, None
+        if deviation is None:
+            deviation, start = self._best(halves, _OWN, lambda own: (own, None))
+        self.deviation_: float = deviation
+        off, start = self._chosen_off(halves, c, start)
+        theta = self._fitted(table, self.deviation_, off, start)
         self.weight_, self.bias_ = (part.clone() for part in _parts(torch.from_numpy(theta), c))
 
     def parts_agree(self) -> bool:
@@ -101,14 +108,16 @@ class AffineScaling(Calibration):
         x = self.inputs(logits.double()) / self.temperature_
         return _scaled(x, self.weight_, self.bias_)
 
-    def _chosen_off(self, halves: _Halves | None, c: int) -> float | None:  # noqa: ARG002 (subclasses try several)
-        """o; None without off-diagonal weights."""
-        return None
+    def _chosen_off(self, halves: _Halves | None, c: int, start: _Start) -> tuple[float | None, _Start]:  # noqa: ARG002 (subclasses try several)
+        """o, None without off-diagonal weights; and where a fit with it may start."""
+        return None, start
 
     def _best(
         self, halves: _Halves | None, grid: Sequence[float], deviations: Callable[[float], tuple[float, float | None]]
-    ) -> float:
-        """The deviation with which the held-out rows are most likely; none beyond the first that is too large is tried.
+    ) -> tuple[float, _Start]:
+        """The deviation with which the held-out rows are most likely, and what was fitted with it.
+
+        None beyond the first that is too large is tried.
 
         Args:
             halves: Rows to fit and rows held out; None for too few rows.
@@ -116,20 +125,27 @@ class AffineScaling(Calibration):
             deviations: s and o for a deviation of the grid.
         """
         if halves is None:
-            return grid[0]
+            return grid[0], None
         losses: list[float] = []
-        theta = None
+        fitted: list[_Start] = [None]
         for one in grid:
-            theta = self._fitted(halves[0], *deviations(one), theta)
+            theta = self._fitted(halves[0], *deviations(one), fitted[-1], slope=_ROUGH)
+            fitted.append(theta)
             losses.append(self._loss(halves[1], torch.from_numpy(theta))[0])
             if losses[-1] > min(losses):
                 break
-        return grid[losses.index(min(losses))]
+        best = losses.index(min(losses))
+        return grid[best], fitted[best + 1]
 
     def _fitted(
-        self, table: Table, own: float, off: float | None, start: Float64[np.ndarray, "k"] | None = None
+        self,
+        table: Table,
+        own: float,
+        off: float | None,
+        start: _Start = None,
+        slope: float = 1e-7,
     ) -> Float64[np.ndarray, "k"]:
-        """Diagonal or matrix, then intercepts, as one vector."""
+        """Diagonal or matrix, then intercepts, as one vector; the fit ends where no slope is larger."""
         from scipy.optimize import minimize  # noqa: PLC0415 (slow to import)
 
         (n, c), exact = table.shape("logit"), table.shape("logit")[1] <= EXACT
@@ -138,14 +154,14 @@ class AffineScaling(Calibration):
         pull = _pull(c, own, off) / n
 
         def objective(theta: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-            loss, slope = self._loss(table, torch.from_numpy(theta))
+            loss, gradient = self._loss(table, torch.from_numpy(theta))
             moved = theta - centre
-            return loss + float(pull @ np.square(moved)) / 2, slope + pull * moved
+            return loss + float(pull @ np.square(moved)) / 2, gradient + pull * moved
 
         def hessian(theta: Float64[np.ndarray, "k"]) -> Float64[np.ndarray, "k k"]:
             return self._curvature(table, torch.from_numpy(theta)) + np.diag(pull)
 
-        options: dict[str, float] = {"maxiter": self.steps, "gtol": 1e-7 if exact else 1e-5}
+        options: dict[str, float] = {"maxiter": self.steps, "gtol": slope if exact else _ROUGH}
         first = centre if start is None else start
         if len(centre) <= _SMALL and pull.all():
             optimum = minimize(objective, first, jac=True, hess=hessian, method="trust-exact", options=options)
@@ -184,13 +200,14 @@ class AffineScaling(Calibration):
         return total / n, slope.div_(n).numpy()
 
     def _curvature(self, table: Table, theta: Float64[Tensor, "k"]) -> Float64[np.ndarray, "k k"]:
-        """The Hessian of the mean negative log-likelihood."""
+        """The Hessian of the mean negative log-likelihood, in float32: it changes the steps, not where they end."""
         n, c = table.shape("logit")
         weight, bias = _parts(theta, c)
         m = len(theta) // c  # parameters of a class: its weights and its intercept
         total = torch.zeros(c, m, c, m, dtype=torch.float64)
-        for x, _ in self._batches(table):
-            p, one = _scaled(x, weight, bias).softmax(-1), torch.ones_like(x[:, :1])
+        for inputs, _ in self._batches(table):
+            p, x = _scaled(inputs, weight.to(inputs.dtype), bias.to(inputs.dtype)).softmax(-1).float(), inputs.float()
+            one = torch.ones_like(x[:, :1])
             of_class = (
                 torch.cat([x, one], 1)[:, None].expand(-1, c, -1)
                 if weight.dim() == 2
@@ -220,9 +237,9 @@ class MixingScaling(AffineScaling):
         super().__post_init__()
         check_deviation(self.off_diagonal, by=self.name, what="off_diagonal")
 
-    def _chosen_off(self, halves: _Halves | None, c: int) -> float:
+    def _chosen_off(self, halves: _Halves | None, c: int, start: _Start) -> tuple[float | None, _Start]:  # noqa: ARG002
         if self.off_diagonal is not None or c > EXACT:
-            return self.off_diagonal or _OFF[0]
+            return self.off_diagonal or _OFF[0], None
         return self._best(halves, _OFF, lambda off: (self.deviation_, off))
 
 

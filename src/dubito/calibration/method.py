@@ -31,7 +31,7 @@ from dubito.types import finite
 from dubito.validate import check_model_labels
 
 _BLOCK = 2048
-_SMALL = 2**17
+_SMALL = 2**18
 """Most logits that one thread computes with: more gain little, and wait long for each other on a busy machine."""
 _REPAIR = "Fit on held-out images of the classes that the model was trained for."
 AnyCalibration = TypeVar("AnyCalibration", bound="Calibration")

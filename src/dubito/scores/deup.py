@@ -55,7 +55,7 @@ _TINY = 1e-12
 _CONSTANT = 1e-7
 """Inputs with a smaller deviation, as a share of their mean, do not vary."""
 _BATCH = 256
-_PASSES, _FEWEST_PASSES, _ROWS = 10, 7, 2_000_000
+_PASSES, _FEWEST_PASSES, _ROWS = 10, 7, 140_000
 _MEANS = ("l2", "variance_nll")
 """Losses whose minimum is the mean."""
 
@@ -73,7 +73,7 @@ class DEUP(ScoreOfFeatures):
         seed: Seed of the folds, of the initial weights and of the order of rows.
         recipe: Settings of the training, with a direct loss. The default "log_l2" predicts the mean of log L, which
             suits losses that span decades; "l2" and "variance_nll" predict the mean. Unless it sets `rows`, the
-            training makes 10 passes, of more than 200,000 rows fewer, but at least 7; unless it sets `batch`, that is
+            training makes 10 passes, of more than 14,000 rows fewer, but at least 7; unless it sets `batch`, that is
             256, or an eighth of a small table.
         features_: Width of the features.
         weights_: (p), all weights of the error predictor.
