@@ -16,6 +16,8 @@ from dubito.scores import make_score
 BOTH = ("feature", "logit")
 _GIGABYTE = 2**28
 """Numbers of float32."""
+_MOST = 8192
+"""Logits of a block: the peer makes a square matrix of that size."""
 
 
 def our_temperature(columns: Columns) -> Contender:
@@ -102,7 +104,8 @@ def their_laplace(columns: Columns) -> Contender:
 
     def information() -> np.ndarray:
         parts = []
-        for block in feature.split(max(1, _GIGABYTE // (layer.out_features * layer.weight.numel()))):
+        rows = min(_GIGABYTE // layer.weight.numel(), _MOST) // layer.out_features
+        for block in feature.split(max(1, rows)):
             jacobians, logits = one.backend.jacobians(block)
             p, covariance = logits.double().softmax(1), one.functional_variance(jacobians).double()
             spread = (p * covariance.diagonal(dim1=1, dim2=2)).sum(1)
