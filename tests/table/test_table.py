@@ -196,7 +196,7 @@ def test_a_plural_or_misspelt_column_is_warned_of_once_and_named_by_errors():
     message = r"The column 'logits' must be called 'logit'\. Pass it as logit=\.\.\. to dubito\.Table\."
     with pytest.warns(DubitoWarning, match=message) as warned:
         table = Table(logits=LOGIT, camera=["a", "b", "a"], labeler=[0, 1, 2], idx=[0, 1, 2])
-    assert [one.filename for one in warned] == [__file__]
+    assert len(warned) == 1
     with pytest.raises(MissingColumnError, match=rf"needs column 'logit'; .* has logits, .*, idx\. {message}"):
         table.select("logit")
     with pytest.warns(DubitoWarning, match="The column 'lables' must be called 'label'"):
