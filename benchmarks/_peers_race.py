@@ -26,7 +26,7 @@ LARGE = {"rows": 50_000, "classes": 1000, "dims": 1280, "million": 1_000_000}
 SMALL = {"rows": 4000, "classes": 20, "dims": 64, "million": 20_000}
 MEDIUM = {"rows": 20_000, "classes": 100, "dims": 512, "million": 1000}
 TEN = {"rows": 20_000, "classes": 10, "dims": 64, "million": 1000}
-FEW = {"rows": 600, "classes": 10, "dims": 32, "million": 1000}
+FEW = {"rows": 6000, "classes": 10, "dims": 32, "million": 1000}
 SAME, SAME_ORDER = 1e-4, 0.9999
 WORTH = 0.001
 """By less, no figure is better than another; `_peers_page.py` states this."""
