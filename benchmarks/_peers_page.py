@@ -150,9 +150,9 @@ In the rows of label issues, read precision together with recall; in those of se
 guarantee is violated in a draw if more of the accepted images are wrong than the risk allows, which may happen in
 {allowed} of the {draws} draws of {drawn} calibration images each; *kept coverage* is the share of images that is
 accepted, 0 in draws without a threshold. MAPIE tests fixed thresholds: by default 100, with a correction for many
-tests; or in *sequence*, from the strictest on, here on a grid of {grid} that is finer near 1. *threshold* is the test behind `Guard.fit` with the same probabilities; *guard* is `Guard.fit`
-itself, which sets a tenth of the images aside, selects and scales a score on them, and compares the images that it
-decides on with those that it was calibrated on.
+tests; or in *sequence*, from the strictest on, here on a grid of {grid} that is finer near 1. *threshold* is the test
+behind `Guard.fit` with the same probabilities; *guard* is `Guard.fit` itself, which sets a tenth of the images aside,
+selects and scales a score on them, and compares the images that it decides on with those that it was calibrated on.
 
 ## What did not run
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from dubito.calibration.method import Calibration
@@ -153,17 +153,20 @@ class AffineScaling(Calibration):
         centre[: c if off is None else c * c : 1 if off is None else c + 1] = 1.0
         pull = _pull(c, own, off) / n
 
+        newton = len(centre) <= _SMALL and pull.all()
+        curvature = torch.zeros((c, len(centre) // c) * 2 if newton else (0, 0, 0, 0), dtype=torch.float64)
+
         def objective(theta: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-            loss, gradient = self._loss(table, torch.from_numpy(theta))
+            loss, gradient = self._loss(table, torch.from_numpy(theta), curvature if newton else None)
             moved = theta - centre
             return loss + float(pull @ np.square(moved)) / 2, gradient + pull * moved
 
-        def hessian(theta: Float64[np.ndarray, "k"]) -> Float64[np.ndarray, "k k"]:
-            return self._curvature(table, torch.from_numpy(theta)) + np.diag(pull)
+        def hessian(_: Float64[np.ndarray, "k"]) -> Float64[np.ndarray, "k k"]:  # where the objective was computed last
+            return _as_matrix(curvature) / n + np.diag(pull)
 
         options: dict[str, float] = {"maxiter": self.steps, "gtol": slope if exact else _ROUGH}
         first = centre if start is None else start
-        if len(centre) <= _SMALL and pull.all():
+        if newton:
             optimum = minimize(objective, first, jac=True, hess=hessian, method="trust-exact", options=options)
         else:
             options |= {"maxfun": 2 * self.steps, "maxcor": 20 if exact else 5, "ftol": 1e-13 if exact else 1e-8}
@@ -182,44 +185,35 @@ class AffineScaling(Calibration):
         for batch in table.batches("logit", "label", size=_BATCH):
             yield self.inputs(batch.logit.to(dtype)) / self.temperature_, batch.label
 
-    def _loss(self, table: Table, theta: Float64[Tensor, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
-        """The mean negative log-likelihood, and its gradient."""
+    def _loss(
+        self, table: Table, theta: Float64[Tensor, "k"], curvature: Float64[Tensor, "c m c m"] | None = None
+    ) -> tuple[float, Float64[np.ndarray, "k"]]:
+        """The mean negative log-likelihood, and its gradient.
+
+        Args:
+            table: Logits and labels.
+            theta: The parameters.
+            curvature: Is set to the Hessian of the sum, by classes and their m parameters, the last of which is the
+                intercept. Its parts are computed in float32: it changes the steps of a fit, not where they end.
+        """
         n, c = table.shape("logit")
         weight, bias = _parts(theta, c)
         slope = torch.zeros(len(theta), dtype=torch.float64)
         of_weight, of_bias = _parts(slope, c)
         total = 0.0
+        if curvature is not None:
+            curvature.zero_()
         for x, label in self._batches(table):
             log_p = _scaled(x, weight.to(x.dtype), bias.to(x.dtype)).log_softmax(-1)
             own = torch.arange(len(x)), label
             total -= float(log_p[own].double().sum())
             error = log_p.exp_()
+            if curvature is not None:
+                _add_curvature(curvature, error.float(), x.float(), mixed=weight.dim() == 2)
             error[own] -= 1
             of_weight += error.T @ x if weight.dim() == 2 else (error * x).sum(0)
             of_bias += error.sum(0)
         return total / n, slope.div_(n).numpy()
-
-    def _curvature(self, table: Table, theta: Float64[Tensor, "k"]) -> Float64[np.ndarray, "k k"]:
-        """The Hessian of the mean negative log-likelihood, in float32: it changes the steps, not where they end."""
-        n, c = table.shape("logit")
-        weight, bias = _parts(theta, c)
-        m = len(theta) // c  # parameters of a class: its weights and its intercept
-        total = torch.zeros(c, m, c, m, dtype=torch.float64)
-        for inputs, _ in self._batches(table):
-            p, x = _scaled(inputs, weight.to(inputs.dtype), bias.to(inputs.dtype)).softmax(-1).float(), inputs.float()
-            one = torch.ones_like(x[:, :1])
-            of_class = (
-                torch.cat([x, one], 1)[:, None].expand(-1, c, -1)
-                if weight.dim() == 2
-                else torch.stack([x, one.expand_as(x)], 2)
-            )
-            scaled = p[..., None] * of_class
-            flat = scaled.flatten(1)
-            total -= (flat.T @ flat).view_as(total)
-            total.diagonal(dim1=0, dim2=2).add_(torch.einsum("njk,njl->klj", scaled, of_class))
-        place = torch.arange(c * m).reshape(c, m)
-        order = torch.cat([place[:, :-1].flatten(), place[:, -1]])  # as in theta
-        return total.reshape(c * m, c * m)[order][:, order].div_(n).numpy()
 
 
 @dataclass
@@ -260,6 +254,28 @@ def _pull(c: int, own: float, off: float | None) -> Float64[np.ndarray, "k"]:
 
 def _scaled(x: Float[Tensor, "n c"], weight: Float[Tensor, "..."], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c"]:
     return torch.addmm(bias, x, weight.T) if weight.dim() == 2 else torch.addcmul(bias, x, weight)
+
+
+def _add_curvature(
+    total: Float64[Tensor, "c m c m"], p: Float32[Tensor, "n c"], x: Float32[Tensor, "n c"], *, mixed: bool
+) -> None:
+    """Add what some rows add to the Hessian."""
+    one = torch.ones_like(x[:, :1])
+    of_class = (
+        torch.cat([x, one], 1)[:, None].expand(-1, x.shape[1], -1) if mixed else torch.stack([x, one.expand_as(x)], 2)
+    )
+    scaled = p[..., None] * of_class
+    flat = scaled.flatten(1)
+    total -= (flat.T @ flat).view_as(total)
+    total.diagonal(dim1=0, dim2=2).add_(torch.einsum("njk,njl->klj", scaled, of_class))
+
+
+def _as_matrix(curvature: Float64[Tensor, "c m c m"]) -> Float64[np.ndarray, "k k"]:
+    """In the order of theta: all weights, then all intercepts."""
+    c, m = curvature.shape[:2]
+    place = torch.arange(c * m).reshape(c, m)
+    order = torch.cat([place[:, :-1].flatten(), place[:, -1]])
+    return curvature.reshape(c * m, c * m)[order][:, order].numpy()
 
 
 def _parts(theta: Float64[Tensor, "k"], c: int) -> tuple[Float64[Tensor, "..."], Float64[Tensor, "c"]]:
