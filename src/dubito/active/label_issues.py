@@ -276,8 +276,10 @@ class _Noise(NamedTuple):
 
 def _fit_noise(table: Table, label: Int64[np.ndarray, "n"]) -> _Noise:
     """Temperature and noise of maximal likelihood, on at most 10,000 evenly spaced rows."""
-    rows = np.unique(np.linspace(0, len(label) - 1, min(len(label), _SAMPLE)).round().astype(np.int64))
-    sample = table if len(rows) == len(label) else table.rows(torch.from_numpy(rows))
+    rows, sample = np.arange(len(label)), table
+    if len(label) > _SAMPLE:
+        rows = np.linspace(0, len(label) - 1, _SAMPLE).round().astype(np.int64)
+        sample = table.rows(torch.from_numpy(rows))
     logit = np.concatenate([batch.logit.numpy() for batch in _logits(sample)])
     shifted = logit.astype(np.float32)
     shifted -= shifted.max(axis=1, keepdims=True)
@@ -301,6 +303,7 @@ class _Likelihood:
     def __init__(self, shifted: Float32[np.ndarray, "n c"], label: Int64[np.ndarray, "n"]) -> None:
         self.shifted, self.label = shifted, label
         self.of_label = shifted[np.arange(len(label)), label].astype(np.float64)
+        self._near = 0.05  # the last rate, from which the search for the next one starts
         self._exp, self._ones = np.empty_like(shifted), np.ones(shifted.shape[1], dtype=np.float32)
 
     def own(self, log_temperature: float) -> Float64[np.ndarray, "n"]:
@@ -315,7 +318,7 @@ class _Likelihood:
     def with_noise(self, log_temperature: float) -> float:
         """The loss at the best rate."""
         q, classes = self.own(log_temperature), self.shifted.shape[1]
-        rate = _rate(q, classes)
+        self._near = rate = _rate(q, classes, self._near)
         return -float(np.log(q + rate * ((1 - q) / (classes - 1) - q)).mean())
 
     def without_noise(self, log_temperature: float) -> float:
@@ -344,10 +347,10 @@ def _similar(logit: Float32[np.ndarray, "n c"], temperature: float) -> Float32[n
     return similar
 
 
-def _rate(q: Float64[np.ndarray, "n"], classes: int) -> float:
+def _rate(q: Float64[np.ndarray, "n"], classes: int, start: float = 0.05) -> float:
     """The noise e of maximal likelihood, sum log(q + e (a - q)) with a = (1 - q) / (c - 1): concave, by Newton."""
     gain = (1 - q) / (classes - 1) - q
-    low, high, rate = 0.0, 1 - 1 / classes, 0.05  # beyond that, labels would be worse than chance
+    low, high, rate = 0.0, 1 - 1 / classes, start  # beyond that, labels would be worse than chance
     for _ in range(_STEPS):
         ratio = gain / (q + rate * gain)
         slope, curvature = float(ratio.sum()), float(np.einsum("n,n->", ratio, ratio))  # faster than threads of @

@@ -40,8 +40,8 @@ EXACT = 128
 _SMALL = 512
 """Most parameters for Newton's method."""
 _HELD = 2**29
-_ROUGH = 1e-5
-"""The largest slope that is left where deviations are chosen, and beyond `EXACT`."""
+_ROUGH, _FLOAT32 = 1e-4, 1e-5
+"""The largest slopes that are left where deviations are chosen, and beyond `EXACT`."""
 _OWN = (0.03, 0.1, 0.3, 1.0)
 _OFF = (0.01, 0.03, 0.1, 0.3)
 _FEW = 10
@@ -164,7 +164,7 @@ class AffineScaling(Calibration):
         def hessian(_: Float64[np.ndarray, "k"]) -> Float64[np.ndarray, "k k"]:  # where the objective was computed last
             return _as_matrix(curvature) / n + np.diag(pull)
 
-        options: dict[str, float] = {"maxiter": self.steps, "gtol": slope if exact else _ROUGH}
+        options: dict[str, float] = {"maxiter": self.steps, "gtol": slope if exact else _FLOAT32}
         first = centre if start is None else start
         if newton:
             optimum = minimize(objective, first, jac=True, hess=hessian, method="trust-exact", options=options)
