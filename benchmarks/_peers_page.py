@@ -146,7 +146,8 @@ By more than 0.001 in a figure, by any time, or in memory if dubito needs more t
 
 {better}
 
-In the rows of label issues, read precision together with recall; in those of sets, coverage together with size. A
+In the rows of label issues, read precision together with recall; in those of sets, coverage together with size: small
+sets cannot cover the tenth of the images that is out-of-distribution, whose classes the model does not have. A
 guarantee is violated in a draw if more of the accepted images are wrong than the risk allows, which may happen in
 {allowed} of the {draws} draws of {drawn} calibration images each; *kept coverage* is the share of images that is
 accepted, 0 in draws without a threshold. MAPIE tests fixed thresholds: by default 100, with a correction for many

@@ -171,7 +171,12 @@ SCORES = (
         _SCALE,
     ),
     pair("neighbours", score("neighbours", *FEATURES, fits=FEATURES, k=50), features_detector("KNN", k=50), 0.1),
-    pair("vim", score("vim", *BOTH, **_WIDE), features_detector("ViM")),
+    pair(
+        "vim",
+        score("vim", *BOTH, **_WIDE),
+        features_detector("ViM"),
+        why="pytorch-ood's subspace and residuals are in float32",
+    ),
     pair("fdbd", score("fdbd", *BOTH, **_WIDE), features_detector("fDBD", head=True)),
     pair("nci", score("nci", *BOTH, **_WIDE, alpha=1e-3), features_detector("NCI", head=True, alpha=1e-3)),
     pair("react", score("react", *FEATURES, **_WIDE), maps_detector("ReAct", fits=True)),
