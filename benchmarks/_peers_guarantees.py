@@ -245,6 +245,7 @@ def sets_rows() -> Iterator[Row]:
     rounded = "from float32 probabilities, the peer's quantile is rounded"
     top = "the most likely class of ours scores 0, so that certain images do not raise the quantile"
     lots = "the peer draws lots at the boundary"
+    penalty = "the peer chooses the penalty on a fifth of the images, and draws lots at the boundary"
     quantile = (
         "the peer interpolates the quantile, without the correction for few images, and adds the most likely class"
     )
@@ -258,7 +259,7 @@ def sets_rows() -> Iterator[Row]:
         ("saps", "torchcp", our_sets("saps"), torchcp_sets("SAPS", **saps), lots),
         ("lac", "mapie", our_sets("lac"), mapie_sets("lac"), ""),
         ("aps", "mapie", our_sets("aps"), mapie_sets("aps"), lots),
-        ("raps", "mapie", our_sets("raps"), mapie_sets("raps"), f"it chooses the penalty on a fifth, and {lots}"),
+        ("raps", "mapie", our_sets("raps"), mapie_sets("raps"), penalty),
         ("lac", "torch-uncertainty", our_sets("lac"), uncertainty_sets("THR"), quantile),
         ("aps", "torch-uncertainty", our_sets("aps"), uncertainty_sets("APS", **plain), top),
         (
