@@ -31,10 +31,16 @@ def line(row: dict[str, Any]) -> str:
 def cells(row: dict[str, Any]) -> list[str]:
     """Of the table and of the page."""
     both = ("ours", "theirs")
-    sides = [f"{row[side]['fit']:.3g} + {row[side]['score']:.3g} s" if side in row else "failed" for side in both]
+    sides = [duration(row[side]) if side in row else "failed" for side in both]
     memory = ", ".join(f"{row[side]['megabytes']:.0f}" if side in row else "-" for side in both)
     ratio = "-" if "ratio" not in row else f"{row['ratio']:.2f}" if row["same_work"] else f"({row['ratio']:.2f})"
     return [row["what"], row["peer"], row["data"], f"{row['scored']:,}", *sides, ratio, memory, answers(row)]
+
+
+def duration(run: dict[str, Any]) -> str:
+    """Of fitting, where anything is fitted, and of scoring."""
+    fit = f"{run['fit']:.3g} + " if run["fit"] > 1e-4 else ""
+    return f"{fit}{run['score']:.3g} s"
 
 
 def answers(row: dict[str, Any]) -> str:
